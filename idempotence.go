@@ -125,6 +125,7 @@ type producer struct {
 	id     int64
 	epoch  int16
 	window window
+	pad    [24]byte
 }
 
 // newestOffset returns the newest base offset remembered, or noOffset.
@@ -234,9 +235,17 @@ func (m *ProducerStateManager) Commit(pid int64, epoch int16, baseSeq, count int
 // ProducerStateEntry.
 func (m *ProducerStateManager) CheckBatch(b Batch) (Result, error) {
 	m.mu.Lock()
-	if p := m.table.last; p != nil && p.continuedBy(&b) {
-		m.mu.Unlock()
-		return Result{Verdict: Append}, nil
+	if p := m.table.find(b.ProducerID); p != nil && p.epoch == b.Epoch && b.Count > 0 {
+		if p.window.follows(b.BaseSequence) {
+			m.mu.Unlock()
+			return Result{Verdict: Append}, nil
+		}
+		if first := p.window.find(b.BaseSequence, lastSequence(b.BaseSequence, b.Count)); first != nil {
+			m.stats.Duplicate++
+			base := first.BaseOffset
+			m.mu.Unlock()
+			return Result{Duplicate, base}, nil
+		}
 	}
 	res, err := m.check(&b)
 	m.mu.Unlock()
@@ -275,15 +284,22 @@ func (m *ProducerStateManager) check(b *Batch) (Result, error) {
 // returns.
 func (m *ProducerStateManager) CommitBatch(b Batch, baseOffset int64) error {
 	m.mu.Lock()
-	if p := m.table.last; p != nil && p.continuedBy(&b) && offsetInOrder(&b, p, baseOffset) {
-		m.accept(&b, baseOffset)
-		m.table.edit(b.ProducerID).record(&b, baseOffset)
+	if p := m.table.lastOwned(); p != nil && p.continuedBy(&b) && m.offsetRises(&b, baseOffset) {
+		m.endOffset = baseOffset + int64(b.Count)
+		m.stats.Accepted++
+		p.window.push(b.BaseSequence, b.Count, baseOffset)
 		m.mu.Unlock()
 		return nil
 	}
 	err := m.commit(&b, baseOffset)
 	m.mu.Unlock()
 	return err
+}
+
+// offsetRises reports whether baseOffset is at or above the end offset, and so
+// above every offset remembered.
+func (m *ProducerStateManager) offsetRises(b *Batch, baseOffset int64) bool {
+	return baseOffset >= m.endOffset && baseOffset <= math.MaxInt64-int64(b.Count)
 }
 
 // commit is CommitBatch in general. Requires mu held.

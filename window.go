@@ -81,9 +81,13 @@ func (w *window) newest() *BatchMetadata {
 // It looks at the newest first, so that where a log holds a range twice the
 // one applied last wins.
 func (w *window) find(first, last int32) *BatchMetadata {
-	for i := w.count; i > 0; i-- {
-		b := &w.ring[w.slot(i-1)]
-		if b.FirstSequence == first && b.LastSequence == last {
+	i := w.slot(w.count) // one past the newest
+	for range w.count {
+		if i == 0 {
+			i = WindowSize
+		}
+		i--
+		if b := &w.ring[i]; b.FirstSequence == first && b.LastSequence == last {
 			return b
 		}
 	}
