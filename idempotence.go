@@ -116,6 +116,10 @@ func (b *Batch) wellFormed() bool {
 	return b.ProducerID >= 0 && b.Epoch >= 0 && b.BaseSequence >= 0 && b.Count >= 1
 }
 
+// span returns the batch's place in the sequence space. It requires a
+// well-formed batch.
+func (b *Batch) span() span { return makeSpan(b.BaseSequence, b.Count) }
+
 // producer is everything remembered of one producer: a row of the table.
 //
 // Invariants (audited in the tests):
@@ -133,7 +137,7 @@ func (p *producer) newestOffset() int64 {
 	if p.window.count == 0 {
 		return noOffset
 	}
-	return p.window.newest().BaseOffset
+	return p.window.newest().baseOffset
 }
 
 // continuedBy reports whether a batch is this producer's next one: the case
@@ -149,9 +153,8 @@ func (p *producer) judge(b *Batch) (Result, error) {
 	if b.Epoch != p.epoch {
 		return p.judgeOtherEpoch(b)
 	}
-	last := lastSequence(b.BaseSequence, b.Count)
-	if first := p.window.find(b.BaseSequence, last); first != nil {
-		return Result{Duplicate, first.BaseOffset}, nil
+	if first := p.window.find(b.span()); first != nil {
+		return Result{Duplicate, first.baseOffset}, nil
 	}
 	if b.BaseSequence != p.window.next {
 		return Result{}, ErrOutOfOrderSequence
@@ -176,7 +179,7 @@ func (p *producer) record(b *Batch, baseOffset int64) {
 		p.window.clear()
 		p.epoch = b.Epoch
 	}
-	p.window.push(b.BaseSequence, b.Count, baseOffset)
+	p.window.push(b.span(), baseOffset)
 }
 
 // ProducerStateManager remembers, for one partition, the last batches of each
@@ -240,9 +243,9 @@ func (m *ProducerStateManager) CheckBatch(b Batch) (Result, error) {
 			m.mu.Unlock()
 			return Result{Verdict: Append}, nil
 		}
-		if first := p.window.find(b.BaseSequence, lastSequence(b.BaseSequence, b.Count)); first != nil {
+		if first := p.window.find(b.span()); first != nil {
 			m.stats.Duplicate++
-			base := first.BaseOffset
+			base := first.baseOffset
 			m.mu.Unlock()
 			return Result{Duplicate, base}, nil
 		}
@@ -287,7 +290,7 @@ func (m *ProducerStateManager) CommitBatch(b Batch, baseOffset int64) error {
 	if p := m.table.lastOwned(); p != nil && p.continuedBy(&b) && m.offsetRises(&b, baseOffset) {
 		m.endOffset = baseOffset + int64(b.Count)
 		m.stats.Accepted++
-		p.window.push(b.BaseSequence, b.Count, baseOffset)
+		p.window.push(b.span(), baseOffset)
 		m.mu.Unlock()
 		return nil
 	}

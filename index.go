@@ -67,9 +67,9 @@ func (g *group) set(i int, tag uint8, row uint32) {
 	g.rows[i] = row
 }
 
-// tagOf takes the tag from bits of the hash that choose neither the bucket nor
-// the group.
-func tagOf(hash uint64) uint8 { return uint8(hash>>24) | 1 }
+// tagOf takes the tag from bits of the hash below those that choose the bucket
+// and above those that choose the group.
+func tagOf(hash uint64) uint8 { return uint8(hash>>36) | 1 }
 
 // bucket is a small open-addressing table: a batch of groups, of which an entry
 // takes the first with a free slot, from its home on.
@@ -91,7 +91,7 @@ func newBucket(groups int, depth uint8) *bucket {
 }
 
 // home returns the first group to look at for a hash.
-func (b *bucket) home(hash uint64) int { return int(hash) & (len(b.groups) - 1) }
+func (b *bucket) home(hash uint64) int { return int(hash>>30) & (len(b.groups) - 1) }
 
 // after returns the group to look at after group i.
 func (b *bucket) after(i int) int { return (i + 1) & (len(b.groups) - 1) }
@@ -192,22 +192,16 @@ type index struct {
 }
 
 func newIndex() index {
-	return index{seed: [2]uint64{rand.Uint64(), rand.Uint64()}}
+	return index{seed: [2]uint64{rand.Uint64(), rand.Uint64() | 1}}
 }
 
-// hash mixes a producer id with the seed, in two rounds. One is not enough:
-// ids are often consecutive, and then the bits that choose the bucket and those
-// that choose the group within it depend on each other.
+// hash mixes a producer id with the seed. Only its upper half is worth using.
+// One multiplication is not enough: ids are often consecutive, and then the
+// bits that choose the bucket and those that choose the group in it depend on
+// each other.
 func (x *index) hash(pid int64) uint64 {
-	h := fold(uint64(pid)^x.seed[0], 0x9e3779b97f4a7c15) // 2^64 / golden ratio
-	return fold(h^x.seed[1], 0xbb67ae8584caa73b)         // fraction of sqrt(3)
-}
-
-// fold multiplies to 128 bits and joins the halves, so that every bit of x
-// reaches both ends of the word.
-func fold(x, by uint64) uint64 {
-	hi, lo := bits.Mul64(x, by)
-	return hi ^ lo
+	h := (uint64(pid) ^ x.seed[0]) * x.seed[1]
+	return (h ^ h>>32) * 0x9e3779b97f4a7c15 // 2^64 / golden ratio
 }
 
 // bucket returns the bucket for a hash. It requires a non-empty directory.

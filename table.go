@@ -38,10 +38,9 @@ type table struct {
 	// or where it may have moved. The loop that every embedder writes asks for
 	// the same producer twice, in Check and in Commit, and last makes the
 	// second look-up a comparison.
-	last       *producer
-	lastRow    uint32
-	lastShared bool // last's page is shared with a copy
-	index      index
+	last    *producer
+	lastRow uint32
+	index   index
 	// era counts the freezes so far. A page of an earlier one is shared with a
 	// copy and must not be written to.
 	era uint64
@@ -81,7 +80,7 @@ func (t *table) probe(pid int64) *producer {
 		for found := g.matches(tagOf(hash)); found != 0; found &= found - 1 {
 			row := g.rows[lowest(found)]
 			if p := t.at(row); p.id == pid {
-				t.remember(p, row)
+				t.last, t.lastRow = p, row
 				return p
 			}
 		}
@@ -96,16 +95,10 @@ func (t *table) hashOf(row uint32) uint64 {
 	return t.index.hash(t.at(row).id)
 }
 
-// remember makes p, in row, the producer found last.
-func (t *table) remember(p *producer, row uint32) {
-	t.last, t.lastRow = p, row
-	t.lastShared = t.pages[row>>pageShift].era != t.era
-}
-
 // lastOwned returns the producer found last for writing, or nil where there is
-// none or it is not at hand without a copy.
+// none or its page is shared with a copy.
 func (t *table) lastOwned() *producer {
-	if t.lastShared {
+	if t.last == nil || t.pages[t.lastRow>>pageShift].era != t.era {
 		return nil
 	}
 	return t.last
@@ -115,9 +108,8 @@ func (t *table) lastOwned() *producer {
 // one.
 func (t *table) edit(pid int64) *producer {
 	t.find(pid)
-	if t.lastShared {
-		row := t.lastRow
-		t.remember(t.own(row), row)
+	if t.lastOwned() == nil {
+		t.last = t.own(t.lastRow)
 	}
 	return t.last
 }
@@ -151,7 +143,7 @@ func (t *table) insert(pid int64) *producer {
 	last.producers = append(last.producers, producer{id: pid})
 	t.index.put(t.index.hash(pid), row, t.hashOf)
 	t.rows++
-	t.remember(t.at(row), row)
+	t.last, t.lastRow = t.at(row), row
 	return t.last
 }
 
