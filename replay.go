@@ -16,7 +16,8 @@ var (
 	// ErrTornTail: the log ends in a batch that is incomplete, as a crash in the
 	// middle of an append leaves it, or in zeros, as a preallocated segment
 	// does. No complete batch follows. The broker cuts the segment off after
-	// [ReplayResult].Bytes and goes on.
+	// [ReplayResult].Bytes and goes on. Only the newest segment of a log can be
+	// torn; in an older one this is damage too.
 	ErrTornTail error = &reason{text: "torn tail of log", code: codeKafkaStorageError}
 
 	// ErrCorruptLog: what stands in the log is not what was once written there,

@@ -30,7 +30,7 @@ import (
 
 const (
 	// segmentBufferSize is what reading takes in memory, whatever is read.
-	segmentBufferSize = 64 << 10
+	segmentBufferSize = 128 << 10
 	// lookBack is how many bytes that were read already are kept, to look for a
 	// later batch in. Every fill of the buffer moves them, so they are few
 	// against its size.

@@ -221,7 +221,7 @@ func lastEnd(ends []int, n int) int {
 func TestTornTail(t *testing.T) {
 	log, ends := smallLog()
 	for cut := range log {
-		for _, zeros := range []int{0, 1, 7, 8, 11, 12, 16, 17, 60, 61, 500, 100_000} {
+		for _, zeros := range []int{0, 1, 8, 12, 17, 61, 500} {
 			p := append(slices.Clone(log[:cut]), make([]byte, zeros)...)
 			whole := lastEnd(ends, commonPrefix(p, log))
 			want, err := readAll(bytes.NewReader(log[:whole]))
