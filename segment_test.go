@@ -417,8 +417,8 @@ func TestChunking(t *testing.T) {
 		log = append(log, b.encode()...)
 		offset += int64(b.delta) + 1
 	}
-	for n := range 40 {
-		p := log[:len(log)-rng.IntN(n*1000+1)]
+	for n := range 12 {
+		p := log[:len(log)-rng.IntN(n*3000+1)]
 		if n%2 == 1 {
 			p = slices.Clone(p)
 			p[rng.IntN(len(p))] ^= 1 << rng.IntN(8)
