@@ -69,8 +69,8 @@ func controlBatch(base, pid int64, epoch int16, key, value []byte) testBatch {
 		payload: testRecord(0, key, value), timestamp: 1_700_000_000_000}
 }
 
-// marker is an end-transaction marker.
-func marker(base, pid int64, epoch int16, coordinatorEpoch int32, commit bool) testBatch {
+// markerBatch is an end-transaction marker.
+func markerBatch(base, pid int64, epoch int16, coordinatorEpoch int32, commit bool) testBatch {
 	key := []byte{0, 0, 0, 0}
 	if commit {
 		key[3] = 1

@@ -116,6 +116,10 @@ func (b *Batch) wellFormed() bool {
 	return b.ProducerID >= 0 && b.Epoch >= 0 && b.BaseSequence >= 0 && b.Count >= 1
 }
 
+// span returns the batch's place in the sequence space. It requires a
+// well-formed batch.
+func (b *Batch) span() span { return makeSpan(b.BaseSequence, b.Count) }
+
 // producer is everything remembered of one producer: a row of the table.
 //
 // Invariants (audited in the tests):
@@ -125,6 +129,7 @@ type producer struct {
 	id     int64
 	epoch  int16
 	window window
+	pad    [24]byte
 }
 
 // newestOffset returns the newest base offset remembered, or noOffset.
@@ -132,7 +137,7 @@ func (p *producer) newestOffset() int64 {
 	if p.window.count == 0 {
 		return noOffset
 	}
-	return p.window.newest().BaseOffset
+	return p.window.newest().baseOffset
 }
 
 // continuedBy reports whether a batch is this producer's next one: the case
@@ -148,9 +153,8 @@ func (p *producer) judge(b *Batch) (Result, error) {
 	if b.Epoch != p.epoch {
 		return p.judgeOtherEpoch(b)
 	}
-	last := lastSequence(b.BaseSequence, b.Count)
-	if first := p.window.find(b.BaseSequence, last); first != nil {
-		return Result{Duplicate, first.BaseOffset}, nil
+	if first := p.window.find(b.span()); first != nil {
+		return Result{Duplicate, first.baseOffset}, nil
 	}
 	if b.BaseSequence != p.window.next {
 		return Result{}, ErrOutOfOrderSequence
@@ -175,7 +179,7 @@ func (p *producer) record(b *Batch, baseOffset int64) {
 		p.window.clear()
 		p.epoch = b.Epoch
 	}
-	p.window.push(b.BaseSequence, b.Count, baseOffset)
+	p.window.push(b.span(), baseOffset)
 }
 
 // ProducerStateManager remembers, for one partition, the last batches of each
@@ -234,9 +238,17 @@ func (m *ProducerStateManager) Commit(pid int64, epoch int16, baseSeq, count int
 // ProducerStateEntry.
 func (m *ProducerStateManager) CheckBatch(b Batch) (Result, error) {
 	m.mu.Lock()
-	if p := m.table.last; p != nil && p.continuedBy(&b) {
-		m.mu.Unlock()
-		return Result{Verdict: Append}, nil
+	if p := m.table.find(b.ProducerID); p != nil && p.epoch == b.Epoch && b.Count > 0 {
+		if p.window.follows(b.BaseSequence) {
+			m.mu.Unlock()
+			return Result{Verdict: Append}, nil
+		}
+		if first := p.window.find(b.span()); first != nil {
+			m.stats.Duplicate++
+			base := first.baseOffset
+			m.mu.Unlock()
+			return Result{Duplicate, base}, nil
+		}
 	}
 	res, err := m.check(&b)
 	m.mu.Unlock()
@@ -275,15 +287,22 @@ func (m *ProducerStateManager) check(b *Batch) (Result, error) {
 // returns.
 func (m *ProducerStateManager) CommitBatch(b Batch, baseOffset int64) error {
 	m.mu.Lock()
-	if p := m.table.last; p != nil && p.continuedBy(&b) && offsetInOrder(&b, p, baseOffset) {
-		m.accept(&b, baseOffset)
-		m.table.edit(b.ProducerID).record(&b, baseOffset)
+	if p := m.table.lastOwned(); p != nil && p.continuedBy(&b) && m.offsetRises(&b, baseOffset) {
+		m.endOffset = baseOffset + int64(b.Count)
+		m.stats.Accepted++
+		p.window.push(b.span(), baseOffset)
 		m.mu.Unlock()
 		return nil
 	}
 	err := m.commit(&b, baseOffset)
 	m.mu.Unlock()
 	return err
+}
+
+// offsetRises reports whether baseOffset is at or above the end offset, and so
+// above every offset remembered.
+func (m *ProducerStateManager) offsetRises(b *Batch, baseOffset int64) bool {
+	return baseOffset >= m.endOffset && baseOffset <= math.MaxInt64-int64(b.Count)
 }
 
 // commit is CommitBatch in general. Requires mu held.

@@ -83,7 +83,7 @@ type logSink interface {
 func readLog(r io.Reader, endOffset int64, sink logSink) (ReplayResult, error) {
 	res := ReplayResult{EndOffset: endOffset}
 	s := newSegmentReader(r)
-	var e entry
+	var e segmentEntry
 	for {
 		err := s.next(&e)
 		if err == io.EOF {
@@ -100,7 +100,7 @@ func readLog(r io.Reader, endOffset int64, sink logSink) (ReplayResult, error) {
 }
 
 // apply tells sink of an entry and counts it.
-func (r *ReplayResult) apply(e *entry, sink logSink) error {
+func (r *ReplayResult) apply(e *segmentEntry, sink logSink) error {
 	var err error
 	count := &r.Others
 	switch e.kind {

@@ -61,8 +61,8 @@ const (
 	markerEntry
 )
 
-// entry is one entry of a segment.
-type entry struct {
+// segmentEntry is one entry of a segment.
+type segmentEntry struct {
 	kind   entryKind
 	batch  Batch     // format v2
 	marker endMarker // markerEntry
@@ -91,7 +91,7 @@ var errShortHeader = errors.New("incomplete header")
 // parseEntry reads the header of the entry that begins at p[0]. It requires p
 // to reach past the magic. The error is errShortHeader, or says what cannot be
 // true.
-func parseEntry(p []byte, e *entry) error {
+func parseEntry(p []byte, e *segmentEntry) error {
 	switch p[magicAt] {
 	case 0:
 		return parseLegacyEntry(p, e, minSizeV0)
@@ -103,14 +103,14 @@ func parseEntry(p []byte, e *entry) error {
 	return fmt.Errorf("magic %d, want 0 to %d", int8(p[magicAt]), magicV2)
 }
 
-func parseBatchEntry(p []byte, e *entry) error {
+func parseBatchEntry(p []byte, e *segmentEntry) error {
 	if err := validateSize(batchSize(p), BatchHeaderSize); err != nil {
 		return err
 	}
 	if len(p) < BatchHeaderSize {
 		return errShortHeader
 	}
-	*e = entry{kind: dataEntry, sumFrom: attributesAt, sumTable: castagnoli}
+	*e = segmentEntry{kind: dataEntry, sumFrom: attributesAt, sumTable: castagnoli}
 	e.batch, e.header = decodeBatchHeader(p)
 	if e.header.Attributes.Control() {
 		e.kind = otherEntry
@@ -123,12 +123,12 @@ func parseBatchEntry(p []byte, e *entry) error {
 
 // parseLegacyEntry reads the frame of a message of an older format, in which
 // nothing else matters here.
-func parseLegacyEntry(p []byte, e *entry, minSize int64) error {
+func parseLegacyEntry(p []byte, e *segmentEntry, minSize int64) error {
 	size := batchSize(p)
 	if err := validateSize(size, minSize); err != nil {
 		return err
 	}
-	*e = entry{
+	*e = segmentEntry{
 		header: BatchHeader{
 			BaseOffset: int64At(p, baseOffsetAt),
 			Size:       int(size),
@@ -144,7 +144,7 @@ func parseLegacyEntry(p []byte, e *entry, minSize int64) error {
 // control record that is of another type makes it an otherEntry. (Kafka's
 // ControlRecordType and EndTransactionMarker; a later version may add fields
 // behind the ones known here.)
-func (e *entry) readMarker(records []byte) error {
+func (e *segmentEntry) readMarker(records []byte) error {
 	e.marker = endMarker{ProducerID: e.batch.ProducerID, Epoch: e.batch.Epoch, CoordinatorEpoch: -1}
 	if e.header.Records == 0 {
 		return nil
@@ -239,19 +239,19 @@ func newSegmentReader(src io.Reader) *segmentReader {
 // next reads the next entry into e and consumes it. The error is io.EOF at a
 // clean end. It is, or wraps, ErrTornTail, ErrCorruptLog or what the source
 // returned otherwise, and then it is not for e to be used.
-func (s *segmentReader) next(e *entry) error {
+func (s *segmentReader) next(e *segmentEntry) error {
 	s.entryPos = s.pos
 	p := s.peek(BatchHeaderSize)
 	if len(p) == 0 {
 		return s.endOr(io.EOF)
 	}
 	if len(p) <= magicAt {
-		return s.endOr(torn(len(p), BatchHeaderSize))
+		return s.endOr(tornTail(len(p), BatchHeaderSize))
 	}
 	err := parseEntry(p, e)
 	switch {
 	case err == errShortHeader:
-		return s.endOr(torn(len(p), batchSize(p)))
+		return s.endOr(tornTail(len(p), batchSize(p)))
 	case err == nil && e.header.BaseOffset < s.nextOffset:
 		err = fmt.Errorf("base offset %d, want %d or more", e.header.BaseOffset, s.nextOffset)
 	}
@@ -262,7 +262,7 @@ func (s *segmentReader) next(e *entry) error {
 }
 
 // readBody consumes an entry whose header has been read, and verifies it.
-func (s *segmentReader) readBody(e *entry) error {
+func (s *segmentReader) readBody(e *segmentEntry) error {
 	var markerErr error
 	if e.kind == markerEntry {
 		p := s.peek(min(e.header.Size, BatchHeaderSize+markerSize))
@@ -277,7 +277,7 @@ func (s *segmentReader) readBody(e *entry) error {
 	case sum != e.header.CRC:
 		return s.badChecksum(e, sum)
 	case markerErr != nil:
-		return corrupt(markerErr)
+		return corruptLog(markerErr)
 	}
 	s.nextOffset = e.header.LastOffset() + 1
 	return nil
@@ -285,17 +285,17 @@ func (s *segmentReader) readBody(e *entry) error {
 
 // cutShort says what it means that the input ended inside an entry. The
 // checksum of what there is of it is sum.
-func (s *segmentReader) cutShort(e *entry, sum uint32) error {
+func (s *segmentReader) cutShort(e *segmentEntry, sum uint32) error {
 	have := int(s.pos - s.entryPos)
 	switch {
 	case s.err != io.EOF:
 		return s.endOr(nil)
 	case sum == e.header.CRC:
-		return corrupt(fmt.Errorf("size of a batch is %d, but its CRC is right after %d bytes", e.header.Size, have))
+		return corruptLog(fmt.Errorf("size of a batch is %d, but its CRC is right after %d bytes", e.header.Size, have))
 	case s.laterBatch(e.header.BaseOffset):
-		return corrupt(fmt.Errorf("size of a batch is %d, but within %d bytes another follows", e.header.Size, have))
+		return corruptLog(fmt.Errorf("size of a batch is %d, but within %d bytes another follows", e.header.Size, have))
 	}
-	return torn(have, int64(e.header.Size))
+	return tornTail(have, int64(e.header.Size))
 }
 
 // badHeader says what it means that the header which begins at p[0] cannot be
@@ -309,7 +309,7 @@ func (s *segmentReader) badHeader(p []byte, reason error) error {
 
 // badChecksum says what it means that the checksum of a complete entry is sum
 // and should be another one.
-func (s *segmentReader) badChecksum(e *entry, sum uint32) error {
+func (s *segmentReader) badChecksum(e *segmentEntry, sum uint32) error {
 	reason := fmt.Errorf("CRC is %08x, the batch says %08x", sum, e.header.CRC)
 	endsInZero := s.buf[s.start-1] == 0
 	return s.tornIf(endsInZero && len(s.peek(1)) > 0, reason)
@@ -318,7 +318,7 @@ func (s *segmentReader) badChecksum(e *entry, sum uint32) error {
 // tornIf returns ErrTornTail if zero holds and only zeros are left in the input.
 func (s *segmentReader) tornIf(zero bool, reason error) error {
 	if !zero || !s.onlyZeros() {
-		return corrupt(reason)
+		return corruptLog(reason)
 	}
 	return s.endOr(fmt.Errorf("%w: only zeros from somewhere in a batch on: %w", ErrTornTail, reason))
 }
@@ -356,11 +356,11 @@ func (s *segmentReader) laterBatch(offset int64) bool {
 	return false
 }
 
-func torn(have int, size int64) error {
+func tornTail(have int, size int64) error {
 	return fmt.Errorf("%w: %d of %d bytes of a batch", ErrTornTail, have, size)
 }
 
-func corrupt(reason error) error { return fmt.Errorf("%w: %w", ErrCorruptLog, reason) }
+func corruptLog(reason error) error { return fmt.Errorf("%w: %w", ErrCorruptLog, reason) }
 
 // endOr returns err where the input has come to its end, and the error that
 // came instead where it has not. It requires peek or checksum to have given

@@ -100,13 +100,13 @@ func TestReadLog(t *testing.T) {
 	empty.delta = 2
 	txn := dataBatch(24, 32, 4, 0, 1)
 	txn.attrs = 0x10
-	emptyMarker := marker(40, 33, 7, 1, true)
+	emptyMarker := markerBatch(40, 33, 7, 1, true)
 	emptyMarker.records, emptyMarker.payload = 0, nil
 	// KIP-890's markers may carry more in key and value than is known here.
 	laterVersion := controlBatch(43, 32, 6, []byte{0, 1, 0, 1, 9, 9}, []byte{0, 1, 0, 0, 0, 5, 0, 2})
 	leaderChange := controlBatch(41, NoProducerID, -1, []byte{0, 0, 0, 2}, bytes.Repeat([]byte{7}, 5000))
 	otherType := controlBatch(42, 32, 5, []byte{0, 0, 0, 9}, bytes.Repeat([]byte{7}, 5000))
-	twoRecords := marker(44, 32, 6, 6, false)
+	twoRecords := markerBatch(44, 32, 6, 6, false)
 	twoRecords.delta, twoRecords.records = 1, 2
 	twoRecords.payload = append(twoRecords.payload, twoRecords.payload...)
 
@@ -122,8 +122,8 @@ func TestReadLog(t *testing.T) {
 		{"compaction keeps the range of sequences", compacted.encode(), "batch pid=31 epoch=0 seq=7 n=6 base=14"},
 		{"of an empty batch too", empty.encode(), "batch pid=31 epoch=0 seq=13 n=3 base=20"},
 		{"after a gap in the offsets", txn.encode(), "batch pid=32 epoch=4 seq=0 n=1 base=24 txn"},
-		{"abort", marker(25, 32, 5, 3, false).encode(), "marker pid=32 epoch=5 coord=3 commit=false base=25"},
-		{"commit", marker(26, 32, 5, math.MaxInt32, true).encode(), "marker pid=32 epoch=5 coord=2147483647 commit=true base=26"},
+		{"abort", markerBatch(25, 32, 5, 3, false).encode(), "marker pid=32 epoch=5 coord=3 commit=false base=25"},
+		{"commit", markerBatch(26, 32, 5, math.MaxInt32, true).encode(), "marker pid=32 epoch=5 coord=2147483647 commit=true base=26"},
 		{"a marker emptied by compaction still has its epoch", emptyMarker.encode(), "marker pid=33 epoch=7 coord=-1 commit=false base=40"},
 		{"a control record that is no producer's", leaderChange.encode(), "skip to=42"},
 		{"a control record of another type", otherType.encode(), "skip to=43"},
@@ -191,7 +191,7 @@ func smallLog() (log []byte, ends []int) {
 		legacyMessage(5, 1, 0, []byte("one")),
 		dataBatch(6, 31, 0, 0, 2).encode(),
 		txn.encode(),
-		marker(9, 32, 1, 3, true).encode(),
+		markerBatch(9, 32, 1, 3, true).encode(),
 		dataBatch(10, 31, 0, 2, 3).encode(),
 	} {
 		log = append(log, e...)
@@ -307,7 +307,7 @@ func TestCorruptLog(t *testing.T) {
 		copy(p[at:], bytes)
 		return p
 	}
-	compressedMarker := marker(2, 31, 0, 1, true)
+	compressedMarker := markerBatch(2, 31, 0, 1, true)
 	compressedMarker.attrs |= 1
 	zeroTail := patch(next, len(next)-20, make([]byte, 20)...)
 	big := dataBatch(2, 31, 0, 2, 2)
