@@ -25,6 +25,7 @@ var audits = []func(*ProducerStateManager) error{
 	auditManager,
 	auditProducers,
 	func(m *ProducerStateManager) error { return auditTable(&m.table) },
+	auditActivity,
 }
 
 // audit fails the test where the manager breaks an invariant of its own.
@@ -43,6 +44,9 @@ func audit(t rapid.TB, m *ProducerStateManager) {
 func auditManager(m *ProducerStateManager) error {
 	if m.endOffset < 0 {
 		return fmt.Errorf("end offset %d is negative", m.endOffset)
+	}
+	if m.lastMarker < noOffset || m.lastMarker >= max(m.endOffset, 1) || m.forgotAt > m.endOffset {
+		return fmt.Errorf("last marker at %d, forgot at %d, end offset %d", m.lastMarker, m.forgotAt, m.endOffset)
 	}
 	if m.maxProducerID < NoProducerID {
 		return fmt.Errorf("highest producer id is %d", m.maxProducerID)
@@ -71,6 +75,10 @@ func auditProducers(m *ProducerStateManager) error {
 		p := m.table.at(row)
 		if p.id < 0 || p.epoch < 0 {
 			return fmt.Errorf("producer 1: row %d has id %d, epoch %d", row, p.id, p.epoch)
+		}
+		if p.txnFirst < noTxn || p.coordinatorEpoch < noCoordinator {
+			return fmt.Errorf("producer 3: producer %d has a transaction from %d, coordinator epoch %d",
+				p.id, p.txnFirst, p.coordinatorEpoch)
 		}
 		if err := auditWindow(&p.window); err != nil {
 			return fmt.Errorf("producer %d: %w", p.id, err)
@@ -132,6 +140,87 @@ func auditNarrow(w *window) error {
 // nothing to the code under test.
 func after(s span) int32 {
 	return int32((int64(s.first()) + int64(s.count())) % (1 << 31))
+}
+
+// auditActivity walks both lists.
+func auditActivity(m *ProducerStateManager) error {
+	a := &m.activity
+	idle, err := auditList(m, "idle", a.idle)
+	if err != nil {
+		return err
+	}
+	parked, err := auditList(m, "parked", a.parked)
+	if err != nil {
+		return err
+	}
+	if n := len(idle) + len(parked); n != int(m.table.rows) {
+		return fmt.Errorf("activity 1: %d rows in the lists, %d in the table", n, m.table.rows)
+	}
+	for i := 1; i < len(idle); i++ {
+		older, newer := m.table.at(idle[i-1]).mark, m.table.at(idle[i]).mark
+		if older == newer || newer == a.current {
+			continue
+		}
+		if older == a.current || a.marks[newer].at().before(a.marks[older].at()) {
+			return fmt.Errorf("activity 2: mark %d (%+v) stands before mark %d (%+v), and %d is current",
+				older, a.marks[older], newer, a.marks[newer], a.current)
+		}
+	}
+	for _, row := range idle {
+		if m.table.at(row).parked {
+			return fmt.Errorf("activity 3: row %d is idle and says that it is parked", row)
+		}
+	}
+	for _, row := range parked {
+		if p := m.table.at(row); !p.parked || !p.protected() {
+			return fmt.Errorf("activity 3: row %d is parked, with parked %t, protected %t", row, p.parked, p.protected())
+		}
+	}
+	return auditMarks(m)
+}
+
+// auditList returns the rows of a list, oldest first.
+func auditList(m *ProducerStateManager, name string, l list) ([]uint32, error) {
+	var rows []uint32
+	last := link(0)
+	for at := l.oldest; at != 0; last, at = at, m.table.at(at.row()).newer {
+		if at.row() >= m.table.rows || len(rows) > int(m.table.rows) {
+			return nil, fmt.Errorf("activity 1: %s leads to row %d of %d, or in a circle", name, at.row(), m.table.rows)
+		}
+		if back := m.table.at(at.row()).older; back != last {
+			return nil, fmt.Errorf("activity 1: %s comes to row %d from link %d, and the link back is %d", name, at.row(), last, back)
+		}
+		rows = append(rows, at.row())
+	}
+	if l.newest != last {
+		return nil, fmt.Errorf("activity 1: %s ends at link %d, and its newest is %d", name, last, l.newest)
+	}
+	return rows, nil
+}
+
+func auditMarks(m *ProducerStateManager) error {
+	a := &m.activity
+	counts := make([]uint32, len(a.marks))
+	for row := range m.table.rows {
+		mark := m.table.at(row).mark
+		if int(mark) >= len(counts) {
+			return fmt.Errorf("activity 4: row %d has mark %d of %d", row, mark, len(counts))
+		}
+		counts[mark]++
+	}
+	for i, k := range a.marks {
+		if k.producers != counts[i] {
+			return fmt.Errorf("activity 4: mark %d counts %d producers, %d have it", i, k.producers, counts[i])
+		}
+		free := slices.Contains(a.free, uint32(i))
+		if want := k.producers == 0 && uint32(i) != a.current; free != want {
+			return fmt.Errorf("activity 4: mark %d of %d producers, in free: %t", i, k.producers, free)
+		}
+	}
+	if once := slices.Compact(slices.Sorted(slices.Values(a.free))); len(once) != len(a.free) {
+		return fmt.Errorf("activity 4: a mark is free twice: %v", a.free)
+	}
+	return nil
 }
 
 func auditTable(t *table) error {
@@ -271,7 +360,7 @@ func stateOf(m *ProducerStateManager) state {
 	defer m.mu.Unlock()
 	s := state{EndOffset: m.endOffset, MaxProducerID: m.maxProducerID}
 	for row := range m.table.rows {
-		s.Producers = append(s.Producers, m.table.at(row).view())
+		s.Producers = append(s.Producers, m.table.at(row).view(m.activity.marks, m.activity.current))
 	}
 	slices.SortFunc(s.Producers, func(a, b ProducerState) int { return cmp.Compare(a.ProducerID, b.ProducerID) })
 	return s

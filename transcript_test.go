@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -23,8 +24,17 @@ import (
 //	append-failed #A                                  it did not land
 //	commit pid=31 epoch=0 seq=3 n=1 base=3 -> OK      Commit without a Check
 //	advance to=9                                      records of nobody in particular
+//	replay pid=31 epoch=0 seq=4 n=1 base=9            read from the log or a leader
+//	replay-marker pid=31 epoch=0 coord=1 abort base=9 the same for a marker
+//	expire now=500 -> 1                               how many were forgotten
+//	truncate to=3 -> exact                            or: inexact, then rebuilt
+//	advance-start to=2                                retention deletes the log's head
+//	reset                                             the log is created again
+//	restart none                                      memory lost, rebuilt from the log
 //	window pid=31 -> epoch=0 0..2@0 3..3@3            what is remembered, oldest first
 //	window pid=32 -> none
+//	activity pid=31 -> 500                            LastActivity; or: since the last Expire
+//	txn pid=31 -> open@3 coord=1                      or: none coord=none
 //	end -> 9                                          EndOffset
 //	producers -> 1                                    Len
 //	highest-pid -> 31                                 MaxProducerID
@@ -34,7 +44,12 @@ import (
 // and INVALID, and REFUSED with the reason after it for a Commit. The facts of a
 // refusal (expected=, current=, first=) are compared where a line states them.
 // Settings come first, one a line: mode=strict (the default), mode=accept and
-// mode=new-log-strict are the policies for unknown producers.
+// mode=new-log-strict are the policies for unknown producers, ttl= is the idle
+// limit in milliseconds, and cap= the most producers.
+//
+// Time enters only by Expire. A batch with t= is one at that time on the
+// broker's clock, and the broker of these transcripts calls Expire at every
+// such moment, after the batch.
 //
 // Whatever the line, the player audits the state after it, and where the answer
 // is not OK it holds everything that can be looked at against what it was
@@ -80,7 +95,16 @@ func init() {
 		"commit":        {play: (*transcript).commit},
 		"append-failed": {play: (*transcript).appendFailed},
 		"advance":       {play: (*transcript).advance, changes: true},
+		"replay":        {play: (*transcript).replay},
+		"replay-marker": {play: (*transcript).replayMarker},
+		"expire":        {play: (*transcript).expire, changes: true, whole: true},
+		"truncate":      {play: (*transcript).truncate, changes: true, whole: true},
+		"advance-start": {play: (*transcript).advanceStart},
+		"reset":         {play: (*transcript).reset, changes: true},
+		"restart":       {play: (*transcript).restart, changes: true},
 		"window":        {play: (*transcript).window, whole: true},
+		"activity":      {play: (*transcript).activity, whole: true},
+		"txn":           {play: (*transcript).txn, whole: true},
 		"end":           {play: (*transcript).end, whole: true},
 		"producers":     {play: (*transcript).producers, whole: true},
 		"highest-pid":   {play: (*transcript).highestPID, whole: true},
@@ -122,18 +146,27 @@ func play(t *testing.T, text string) *partition {
 
 // setting takes a line that sets something and reports whether it was one.
 func (tr *transcript) setting(line string) bool {
-	if tr.part != nil {
+	name, value, ok := strings.Cut(line, "=")
+	if tr.part != nil || !ok || strings.Contains(name, " ") {
 		return false
 	}
-	name, ok := strings.CutPrefix(line, "mode=")
-	if !ok {
-		return false
+	if name == "mode" {
+		mode, ok := modes[value]
+		if !ok {
+			tr.t.Fatalf("no such mode: %s", value)
+		}
+		tr.cfg.UnknownProducer = mode
+		return true
 	}
-	mode, ok := modes[name]
-	if !ok {
-		tr.t.Fatalf("no such mode: %s", name)
+	n, err := strconv.Atoi(value)
+	switch {
+	case err == nil && name == "ttl":
+		tr.cfg.Expiration = time.Duration(n) * time.Millisecond
+	case err == nil && name == "cap":
+		tr.cfg.MaxProducers = n
+	default:
+		tr.t.Fatalf("no such setting: %s", line)
 	}
-	tr.cfg.UnknownProducer = mode
 	return true
 }
 
@@ -148,6 +181,9 @@ func (tr *transcript) line(line string) error {
 	got := v.play(tr, s)
 	if err := s.compare(got, v.whole); err != nil {
 		return err
+	}
+	if s.args["t"] != "" {
+		defer tr.part.expire(tr.number(s, "t"))
 	}
 	if v.changes || (strings.HasPrefix(got, "OK") && s.verb != "check") {
 		return nil
@@ -180,7 +216,7 @@ func parseStep(line string) step {
 func (s *step) compare(got string, whole bool) error {
 	words := strings.Fields(got)
 	if s.want == nil {
-		if got != "" && words[0] != "OK" {
+		if !whole && got != "" && words[0] != "OK" {
 			return fmt.Errorf("got %s", got)
 		}
 		return nil
@@ -256,7 +292,11 @@ func (tr *transcript) commit(s step) string {
 	} else {
 		b = tr.batchOf(s)
 	}
-	if err := tr.part.commit(b, tr.number(s, "base")); err != nil {
+	return outcome(tr.part.commit(b, tr.number(s, "base")))
+}
+
+func outcome(err error) string {
+	if err != nil {
 		return "REFUSED " + refusal(err)
 	}
 	return "OK"
@@ -272,6 +312,75 @@ func (tr *transcript) appendFailed(s step) string {
 func (tr *transcript) advance(s step) string {
 	tr.part.advance(tr.number(s, "to"))
 	return ""
+}
+
+func (tr *transcript) replay(s step) string {
+	return outcome(tr.part.replay(logged{batch: tr.batchOf(s), base: tr.number(s, "base")}))
+}
+
+func (tr *transcript) replayMarker(s step) string {
+	return outcome(tr.part.replay(logged{marker: tr.markerOf(s), base: tr.number(s, "base")}))
+}
+
+func (tr *transcript) markerOf(s step) *Marker {
+	return &Marker{
+		ProducerID:       tr.number(s, "pid"),
+		Epoch:            int16(tr.number(s, "epoch")),
+		CoordinatorEpoch: int32(tr.number(s, "coord")),
+		Commit:           slices.Contains(s.words, "commit"),
+	}
+}
+
+func (tr *transcript) expire(s step) string {
+	return fmt.Sprint(tr.part.expire(tr.number(s, "now")))
+}
+
+func (tr *transcript) truncate(s step) string {
+	if tr.part.truncate(tr.t, tr.number(s, "to")) {
+		return "exact"
+	}
+	return "inexact"
+}
+
+func (tr *transcript) advanceStart(s step) string {
+	tr.part.advanceStart(tr.number(s, "to"))
+	return ""
+}
+
+func (tr *transcript) reset(step) string {
+	tr.part.reset()
+	return ""
+}
+
+func (tr *transcript) restart(s step) string {
+	if !slices.Equal(s.words, []string{"none"}) {
+		tr.t.Fatalf("restart from what? %q", s.words)
+	}
+	tr.part.restart(tr.t)
+	return ""
+}
+
+func (tr *transcript) activity(s step) string {
+	p, ok := tr.part.m.Producer(tr.number(s, "pid"))
+	switch {
+	case !ok:
+		return "none"
+	case p.LastActivity.IsZero():
+		return "since the last Expire"
+	}
+	return fmt.Sprint(p.LastActivity.UnixMilli())
+}
+
+func (tr *transcript) txn(s step) string {
+	p, _ := tr.part.m.Producer(tr.number(s, "pid"))
+	text := "none"
+	if p.InTransaction {
+		text = fmt.Sprintf("open@%d", p.TransactionOffset)
+	}
+	if !p.Marked {
+		return text + " coord=none"
+	}
+	return fmt.Sprintf("%s coord=%d", text, p.CoordinatorEpoch)
 }
 
 func (tr *transcript) window(s step) string {
@@ -297,8 +406,12 @@ func (tr *transcript) highestPID(step) string { return fmt.Sprint(tr.part.m.MaxP
 
 func (tr *transcript) stats(step) string {
 	s := tr.part.m.Stats()
-	return fmt.Sprintf("accepted=%d duplicate=%d out-of-order=%d unknown=%d fenced=%d invalid=%d",
+	text := fmt.Sprintf("accepted=%d duplicate=%d out-of-order=%d unknown=%d fenced=%d invalid=%d",
 		s.Accepted, s.Duplicate, s.OutOfOrder, s.Unknown, s.Fenced, s.Invalid)
+	if s.Expired+s.Evicted > 0 {
+		text += fmt.Sprintf(" expired=%d evicted=%d", s.Expired, s.Evicted)
+	}
+	return text
 }
 
 // answer writes down the answer to a batch. OK comes with the offset that the
