@@ -107,3 +107,26 @@ func BenchmarkDuplicate(b *testing.B) {
 		}
 	})
 }
+
+// BenchmarkReserveCommit is an accepted batch by way of a reservation.
+func BenchmarkReserveCommit(b *testing.B) {
+	forCounts(b, func(b *testing.B, n int) {
+		m, order := full(n)
+		offset := m.EndOffset()
+		seq := int32(WindowSize)
+		b.ResetTimer()
+		for i := range b.N {
+			if i > 0 && i%n == 0 {
+				seq = nextSequence(seq)
+			}
+			r, _, err := m.Reserve(Batch{ProducerID: order[i%n], BaseSequence: seq, Count: 1})
+			if err != nil {
+				b.Fatal(err)
+			}
+			if err := r.Commit(offset); err != nil {
+				b.Fatal(err)
+			}
+			offset++
+		}
+	})
+}
