@@ -79,9 +79,10 @@ The whole loop looks like this:
 	}
 
 [ProducerStateManager.CheckBatch] and [ProducerStateManager.CommitBatch] take
-everything that a batch header carries. Check and Commit are shorthand for a
-batch that is not transactional. The count of a batch is lastOffsetDelta+1 from
-its header, which is not the number of records that compaction left in it.
+everything that a batch header carries, and [ParseBatch] reads it from the bytes
+of a Kafka record batch. Check and Commit are shorthand for a batch that is not
+transactional. The count of a batch is lastOffsetDelta+1 from its header, which is
+not the number of records that compaction left in it.
 
 A batch without a producer id ([NoProducerID]) is always appended. Commit it like
 the others, or tell the manager with [ProducerStateManager.Advance] where the log
@@ -145,7 +146,12 @@ are those of [KafkaErrorCode].
 	ErrFenced              47 INVALID_PRODUCER_EPOCH         stops: another one has taken over
 	ErrInvalidBatch        87 INVALID_RECORD                 fails the batch; it is a bug
 
-Only Commit returns these two, and only after the duties above were not kept:
+From reading a batch, before it is judged:
+
+	ErrCorruptBatch        2 CORRUPT_MESSAGE                 sends it again
+	ErrUnsupportedMagic    87 INVALID_RECORD                 fails the batch
+
+Only from Commit, and only where the append lock was not held:
 
 	ErrDuplicateSequence   46 DUPLICATE_SEQUENCE_NUMBER      counts the batch as written
 	ErrOffsetOrder         56 KAFKA_STORAGE_ERROR            tries again later
