@@ -7,6 +7,7 @@ package idempotence
 // read.
 
 import (
+	"errors"
 	"fmt"
 	"io"
 )
@@ -68,11 +69,170 @@ type ReplayResult struct {
 	Others int64
 }
 
+// Marker is the control record that ends a transaction (KIP-98). It takes one
+// offset of the log.
+type Marker struct {
+	// ProducerID is 0 or above.
+	ProducerID int64
+	// Epoch is in 0..32767. It may be above that of the transaction's batches:
+	// a coordinator that ends a transaction raises it, to fence the producer.
+	Epoch int16
+	// CoordinatorEpoch is 0 or above. It is -1 where compaction has removed the
+	// record, and kept the batch for the sake of the producer's epoch; Commit
+	// means nothing then.
+	CoordinatorEpoch int32
+	// Commit says that the transaction was committed and not aborted.
+	Commit bool
+}
+
+// noBaseSequence is the base sequence of a batch that a broker wrote itself in
+// the name of a producer, as Kafka's group coordinator does with the offsets
+// that a transaction commits (RecordBatch.NO_SEQUENCE).
+const noBaseSequence int32 = -1
+
+// Replay applies a batch that is already in the log, with its first record at
+// baseOffset: in recovery, or on a follower. The log is the truth, so nothing is
+// judged: a batch is remembered as the newest of its producer whether or not its
+// sequence follows, since compaction leaves gaps. Batches must come in the order
+// of the log.
+//
+// A batch at or below the newest offset remembered of its producer, or of an
+// older epoch than remembered, is skipped: a replay that overlaps a snapshot
+// does no harm, and neither does an older epoch that a log holds by an earlier
+// fault. (Kafka's ProducerStateManager adopts such an epoch. The newer one is the
+// safer to keep.) A batch with base sequence -1, which a broker wrote itself,
+// moves the epoch and opens a transaction, and is not remembered. A batch
+// without a producer id only moves the end offset.
+//
+// Replay refuses, with a [*BatchError] and without any change, what cannot
+// stand in a log: ErrInvalidBatch for a malformed batch, and ErrOffsetOrder for
+// a negative offset or one that leaves no room for the batch. It counts nothing
+// in Stats, and it counts as activity. Safe for concurrent use, though the
+// embedder holds back appends until a recovery is done.
+func (m *ProducerStateManager) Replay(b Batch, baseOffset int64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case b.ProducerID != NoProducerID && !b.replayable():
+		return newBatchError(b, baseOffset, ErrInvalidBatch)
+	case !roomAt(baseOffset, b.Count):
+		return newBatchError(b, baseOffset, ErrOffsetOrder)
+	}
+	m.advance(baseOffset + int64(max(b.Count, 0)))
+	if b.ProducerID != NoProducerID {
+		m.replay(&b, baseOffset)
+	}
+	return nil
+}
+
+// replayable reports whether every field is in the range it may have in a log.
+func (b *Batch) replayable() bool {
+	return b.ProducerID >= 0 && b.Epoch >= 0 && b.BaseSequence >= noBaseSequence && b.Count >= 1
+}
+
+// replay applies a replayable batch. Requires mu held.
+func (m *ProducerStateManager) replay(b *Batch, baseOffset int64) {
+	p := m.table.find(b.ProducerID)
+	if p != nil && (b.Epoch < p.epoch || baseOffset <= p.newestOffset()) {
+		return
+	}
+	p = m.active(b.ProducerID, b.Epoch)
+	if b.BaseSequence != noBaseSequence {
+		p.record(b, baseOffset)
+		return
+	}
+	m.lastMarker = max(m.lastMarker, baseOffset)
+	p.adopt(b.Epoch)
+	p.past |= pastMarker
+	p.openTxn(b, baseOffset)
+}
+
+// ReplayMarker applies a transaction marker that is already in the log at
+// offset. It ends the producer's open transaction. A newer epoch is adopted, and
+// the batches of the older one are forgotten; a producer that was unknown is
+// known by its epoch afterwards, and its first batch must start at 0. The
+// highest coordinator epoch is kept.
+//
+// Like Replay, it judges nothing, and skips a marker of an older epoch or before
+// the newest batch remembered of its producer. It refuses, without any change,
+// a marker with a negative producer id or epoch as ErrInvalidBatch, and an
+// offset that is negative or the largest int64 as ErrOffsetOrder, each in a
+// [*BatchError]. Safe for concurrent use.
+func (m *ProducerStateManager) ReplayMarker(k Marker, offset int64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	b := Batch{ProducerID: k.ProducerID, Epoch: k.Epoch, Count: 1, Transactional: true}
+	switch {
+	case !b.wellFormed():
+		return newBatchError(b, offset, ErrInvalidBatch)
+	case !roomAt(offset, 1):
+		return newBatchError(b, offset, ErrOffsetOrder)
+	}
+	m.advance(offset + 1)
+	m.lastMarker = max(m.lastMarker, offset)
+	p := m.table.find(k.ProducerID)
+	if p != nil && (k.Epoch < p.epoch || offset < p.newestOffset()) {
+		return nil
+	}
+	p = m.active(k.ProducerID, k.Epoch)
+	p.adopt(k.Epoch)
+	p.txnFirst = noTxn
+	p.coordinatorEpoch = max(p.coordinatorEpoch, k.CoordinatorEpoch)
+	p.past |= pastMarker
+	return nil
+}
+
+// ReplayLog replays a log segment, or several in a row, from r: each data batch
+// as [ProducerStateManager.Replay] does, each end-transaction marker as
+// [ProducerStateManager.ReplayMarker] does; everything else only moves the end
+// offset. r must begin at the beginning of a batch. Batches that the manager
+// knows already do no harm, so a broker starts at the segment that holds the
+// end offset of its snapshot.
+//
+// It reads record batches of format v2 with any compression, which it does not
+// undo, and passes over the older formats. Every checksum is verified, and
+// nothing is applied before its own has been. Offsets must rise.
+//
+// The error is nil if r was good to its end, and otherwise a [*LogError] around
+// ErrTornTail, ErrCorruptLog or the error that r returned. The good part has
+// been replayed then, and the result says where it ends.
+//
+// It takes a buffer of 128 KiB, however long the log or a batch in it is. Safe
+// for concurrent use, though the embedder holds back appends until it is done.
+func (m *ProducerStateManager) ReplayLog(r io.Reader) (ReplayResult, error) {
+	return readLog(r, m.EndOffset(), managerSink{m})
+}
+
+// managerSink replays a log into a manager. What has a right checksum is in the
+// log, so a batch that no producer could have sent is passed over, not refused.
+type managerSink struct{ m *ProducerStateManager }
+
+func (s managerSink) replayBatch(b Batch, baseOffset int64) error {
+	err := s.m.Replay(b, baseOffset)
+	if errors.Is(err, ErrInvalidBatch) {
+		return s.skipTo(baseOffset + int64(b.Count))
+	}
+	return err
+}
+
+func (s managerSink) replayMarker(k Marker, offset int64) error {
+	err := s.m.ReplayMarker(k, offset)
+	if errors.Is(err, ErrInvalidBatch) {
+		return s.skipTo(offset + 1)
+	}
+	return err
+}
+
+func (s managerSink) skipTo(endOffset int64) error {
+	s.m.Advance(endOffset)
+	return nil
+}
+
 // logSink is told what a log holds, in log order and only after the checksum
 // was found right. An error ends the reading in front of the entry.
 type logSink interface {
 	replayBatch(b Batch, baseOffset int64) error
-	replayMarker(m endMarker, offset int64) error
+	replayMarker(m Marker, offset int64) error
 	// skipTo is called for what says nothing about producers, and ends at
 	// endOffset.
 	skipTo(endOffset int64) error

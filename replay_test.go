@@ -21,9 +21,9 @@ func segmentOf(batches, producers int) []byte {
 
 type nullSink struct{}
 
-func (nullSink) replayBatch(b Batch, baseOffset int64) error  { return nil }
-func (nullSink) replayMarker(m endMarker, offset int64) error { return nil }
-func (nullSink) skipTo(endOffset int64) error                 { return nil }
+func (nullSink) replayBatch(b Batch, baseOffset int64) error { return nil }
+func (nullSink) replayMarker(m Marker, offset int64) error   { return nil }
+func (nullSink) skipTo(endOffset int64) error                { return nil }
 
 // BenchmarkReplayLog reports as x-of-crc how fast a segment of batches of 1 KiB
 // is replayed, as a part of the speed of nothing but a CRC-32C over the same

@@ -64,25 +64,14 @@ const (
 // segmentEntry is one entry of a segment.
 type segmentEntry struct {
 	kind   entryKind
-	batch  Batch     // format v2
-	marker endMarker // markerEntry
+	batch  Batch  // format v2
+	marker Marker // markerEntry
 	// header is whole for format v2. The older formats have Size, CRC (not of
 	// the Castagnoli kind) and BaseOffset, which is the last offset there.
 	header BatchHeader
 	// The CRC is that of the bytes from sumFrom to the end.
 	sumFrom  int
 	sumTable *crc32.Table
-}
-
-// endMarker is the control record that ends a transaction.
-type endMarker struct {
-	ProducerID int64
-	Epoch      int16
-	// CoordinatorEpoch is -1 where compaction has removed the record, and kept
-	// the batch for the sake of the producer's epoch. The transaction is long
-	// over then, and Commit means nothing.
-	CoordinatorEpoch int32
-	Commit           bool
 }
 
 // errShortHeader: what is there of the header may be good, but it is not all.
@@ -145,7 +134,7 @@ func parseLegacyEntry(p []byte, e *segmentEntry, minSize int64) error {
 // ControlRecordType and EndTransactionMarker; a later version may add fields
 // behind the ones known here.)
 func (e *segmentEntry) readMarker(records []byte) error {
-	e.marker = endMarker{ProducerID: e.batch.ProducerID, Epoch: e.batch.Epoch, CoordinatorEpoch: -1}
+	e.marker = Marker{ProducerID: e.batch.ProducerID, Epoch: e.batch.Epoch, CoordinatorEpoch: -1}
 	if e.header.Records == 0 {
 		return nil
 	}

@@ -45,7 +45,7 @@ func (r *recorder) replayBatch(b Batch, baseOffset int64) error {
 		b.ProducerID, b.Epoch, b.BaseSequence, b.Count, baseOffset, txn)
 }
 
-func (r *recorder) replayMarker(m endMarker, offset int64) error {
+func (r *recorder) replayMarker(m Marker, offset int64) error {
 	return r.note("marker pid=%d epoch=%d coord=%d commit=%t base=%d",
 		m.ProducerID, m.Epoch, m.CoordinatorEpoch, m.Commit, offset)
 }

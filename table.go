@@ -127,7 +127,9 @@ func (t *table) ownPage(i uint32) *page {
 		private := make([]producer, len(p.producers), cap(p.producers))
 		copy(private, p.producers)
 		p.producers, p.era = private, t.era
-		t.last = nil
+		if t.lastRow>>pageShift == i {
+			t.last = nil
+		}
 	}
 	return p
 }

@@ -46,7 +46,10 @@ type window struct {
 	// starts at next, and a batch that does need not be searched for. It only
 	// saves that search; find is right in any case.
 	wide bool
-	ring [WindowSize]entry
+	// rolled is set once the window has dropped a batch, or may lack one that
+	// the log has.
+	rolled bool
+	ring   [WindowSize]entry
 }
 
 // entry is a remembered batch as the ring holds it.
@@ -128,6 +131,18 @@ func (w *window) push(s span, baseOffset int64) {
 		return
 	}
 	w.start = w.slot(1)
+	w.rolled = true
+}
+
+// pop forgets the newest batch. It requires count > 0. What comes next is then
+// what came after the batch before, or 0.
+func (w *window) pop() {
+	*w.newest() = entry{}
+	w.count--
+	w.next = 0
+	if w.count > 0 {
+		w.next = nextSequence(w.newest().span.last())
+	}
 }
 
 // clear forgets every batch.
