@@ -178,14 +178,48 @@ look alike. The policy says which mistake to risk:
     lost.
 
 None of them can recognise a retry of what was stored before the producer was
-forgotten. The memory has to outlast the retries.
+forgotten.
 
 # Recovery
 
-A manager lives in memory. After a restart, make a new one and hand it the header
-of every batch in the log, in the order of offsets, before the partition takes
-its first batch; every later one is then judged as if the broker had never been
-away.
+The state follows from the log, and lives in memory. Keeping the two together
+when one of them moves by itself is the second half of your responsibilities.
+Hold back the partition's appends during each of these.
+
+ 1. At start, make a new manager and play the log to it, the oldest segment first,
+    before the partition takes its first batch: [ProducerStateManager.ReplayLog]
+    for Kafka's segments, [ProducerStateManager.Replay] for each batch of any
+    other log. Nothing is judged: what is in the log has happened, gaps and all.
+    If the newest segment ends in [ErrTornTail], cut it off where the result
+    says that the good part ends. [ErrCorruptLog] is damage that a broker does
+    not mend by itself.
+
+ 2. On a follower, Replay each batch that comes from the leader and is appended.
+    When it becomes the leader, its state is that of the old one, and there is
+    nothing to do before the first Check.
+
+ 3. When leadership is lost, let whoever holds the append lock finish, answer
+    everybody else with 6 NOT_LEADER_OR_FOLLOWER, and Replay from then on.
+
+ 4. When the log is cut, call [ProducerStateManager.Truncate] with its new end.
+    Where that returns false, what is left may be less than the log tells: start
+    again from the first step.
+
+ 5. When the log is deleted and created again, call [ProducerStateManager.Reset].
+    When only its oldest records are deleted, do nothing. A retry of what stood
+    there is still a duplicate, at an offset that is gone.
+
+# Forgetting
+
+A manager remembers every producer that it has met until it is told to stop.
+Call [ProducerStateManager.Expire] with the time, on a ticker, and it forgets
+those that have been idle for Config.Expiration, 24 hours unless you say
+otherwise. Config.MaxProducers bounds how many are remembered at all, for clients
+that take a new producer id for each message.
+
+Remember longer than any producer goes on retrying (delivery.timeout.ms, two
+minutes unless the client says otherwise) and longer than your longest outage: the
+memory has to outlast the retries. A forgotten producer is an unknown one.
 
 # Appends that finish later
 

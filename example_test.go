@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/idempotence-go/idempotence"
 )
@@ -337,4 +338,35 @@ func ExampleUnknownProducerPolicy() {
 	// StartAtZero: error code 59 on a new log, 59 later
 	// AcceptAny: error code 0 on a new log, 0 later
 	// StartAtZeroOnNewLog: error code 45 on a new log, 0 later
+}
+
+// Forgetting idle producers: one goroutine of the broker's own walks over all
+// partitions at every tick. The library has no clock, so here the ticks are
+// made by hand; a broker hands over the channel of a time.Ticker.
+func ExampleProducerStateManager_Expire() {
+	p := &partition{producers: idempotence.New(idempotence.Config{Expiration: time.Hour})}
+	expireOn := func(ticks <-chan time.Time, partitions ...*partition) {
+		for now := range ticks {
+			for _, p := range partitions {
+				forgotten := p.producers.Expire(now)
+				fmt.Println(now.Format("15:04"), "forgotten:", forgotten, "known:", p.producers.Len())
+			}
+		}
+	}
+
+	if _, err := p.produce(idempotence.Batch{ProducerID: 31, BaseSequence: 0, Count: 1}, "a"); err != nil {
+		fmt.Println("unexpected:", err)
+	}
+	noon := time.Date(2025, time.June, 1, 12, 0, 0, 0, time.UTC)
+	ticks := make(chan time.Time, 3)
+	ticks <- noon // the first tick after the batch: idle from here on
+	ticks <- noon.Add(59 * time.Minute)
+	ticks <- noon.Add(60 * time.Minute)
+	close(ticks)
+	expireOn(ticks, p)
+
+	// Output:
+	// 12:00 forgotten: 0 known: 1
+	// 12:59 forgotten: 0 known: 1
+	// 13:00 forgotten: 1 known: 0
 }
