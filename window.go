@@ -94,7 +94,7 @@ func (w *window) newest() *entry {
 func (w *window) find(s span) *entry {
 	switch {
 	case w.wide:
-		return w.findNewest(s)
+		return w.findOldest(s)
 	case w.ring[0].span == s:
 		return &w.ring[0]
 	case w.ring[1].span == s:
@@ -109,11 +109,12 @@ func (w *window) find(s span) *entry {
 	return nil
 }
 
-// findNewest is find for a window that may hold a range twice: the one applied
-// last wins.
-func (w *window) findNewest(s span) *entry {
-	for i := w.count; i > 0; i-- {
-		if e := &w.ring[w.slot(i-1)]; e.span == s {
+// findOldest is find for a window that may hold a range twice, as a log may. A
+// retry is answered with the first copy, as Kafka does
+// (ProducerStateEntry.findDuplicateBatch).
+func (w *window) findOldest(s span) *entry {
+	for i := range w.count {
+		if e := &w.ring[w.slot(i)]; e.span == s {
 			return e
 		}
 	}
