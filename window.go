@@ -68,15 +68,17 @@ func (w *window) follows(first int32) bool {
 	return first == w.next && !w.wide
 }
 
-// slot maps position i, counted from the oldest, to its place in the ring. It
-// requires i <= WindowSize.
-func (w *window) slot(i uint8) uint8 {
-	s := w.start + i
+// ringSlot maps position i, counted from the oldest, to its place in a ring of
+// WindowSize that begins at start. It requires i <= WindowSize.
+func ringSlot(start, i uint8) uint8 {
+	s := start + i
 	if s >= WindowSize {
 		s -= WindowSize
 	}
 	return s
 }
+
+func (w *window) slot(i uint8) uint8 { return ringSlot(w.start, i) }
 
 // newest returns the batch pushed last. It requires count > 0.
 func (w *window) newest() *entry {
