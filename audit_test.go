@@ -26,6 +26,7 @@ var audits = []func(*ProducerStateManager) error{
 	auditProducers,
 	func(m *ProducerStateManager) error { return auditTable(&m.table) },
 	auditActivity,
+	auditPipelines,
 }
 
 // audit fails the test where the manager breaks an invariant of its own.
@@ -350,6 +351,7 @@ func auditEntry(x *index, b *bucket, t *table, prefix uint64, group, slot int, s
 // by their Stats.
 type state struct {
 	Producers     []ProducerState
+	InFlight      []laneState
 	EndOffset     int64
 	MaxProducerID int64
 }
@@ -358,7 +360,7 @@ type state struct {
 func stateOf(m *ProducerStateManager) state {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := state{EndOffset: m.endOffset, MaxProducerID: m.maxProducerID}
+	s := state{InFlight: lanesOf(m), EndOffset: m.endOffset, MaxProducerID: m.maxProducerID}
 	for row := range m.table.rows {
 		s.Producers = append(s.Producers, m.table.at(row).view(m.activity.marks, m.activity.current))
 	}
