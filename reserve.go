@@ -166,29 +166,31 @@ func (l *lane) copyOf(s span) *flight {
 
 // roomFor reports whether flight i can lie at baseOffset: behind everything
 // before it, of which what is not committed yet takes at least its count, and
-// likewise in front of what is behind it. newest is the newest base offset in
-// the window.
-func (l *lane) roomFor(i uint8, baseOffset, newest int64) bool {
-	low := newest + 1
+// likewise in front of what is behind it. The first of them can lie from low on.
+//
+// It reckons without a sign: what is reserved may need more offsets than there
+// are.
+func (l *lane) roomFor(i uint8, baseOffset, low int64) bool {
+	end := uint64(low)
 	for j := range i {
 		f := l.at(j)
 		if f.committed {
-			low = f.baseOffset
+			end = uint64(f.baseOffset)
 		}
-		low += int64(f.span.count())
+		end += uint64(f.span.count())
 	}
 	count := l.at(i).span.count()
-	return baseOffset >= low && roomAt(baseOffset, count) && l.roomBehind(i, baseOffset+int64(count))
+	return roomAt(baseOffset, count) && uint64(baseOffset) >= end && l.roomBehind(i, uint64(baseOffset)+uint64(count))
 }
 
 // roomBehind reports whether what is behind flight i can lie from end on.
-func (l *lane) roomBehind(i uint8, end int64) bool {
+func (l *lane) roomBehind(i uint8, end uint64) bool {
 	for j := i + 1; j < l.count; j++ {
 		f := l.at(j)
 		if f.committed {
-			return f.baseOffset >= end
+			return uint64(f.baseOffset) >= end
 		}
-		end += int64(f.span.count())
+		end += uint64(f.span.count())
 	}
 	return true
 }
@@ -377,7 +379,7 @@ func (r *Reservation) commit(baseOffset int64) error {
 	l := &m.inFlight.lanes[r.lane]
 	f := l.at(i)
 	p := m.table.find(l.pid)
-	if !l.roomFor(i, baseOffset, newestOffset(p)) {
+	if !l.roomFor(i, baseOffset, newestEnd(p)) {
 		return m.refuseCommit(l.batch(f), p, ErrOffsetOrder, baseOffset, newestOffset(p))
 	}
 	r.ended = true
@@ -442,6 +444,16 @@ func (r *Reservation) position() (uint8, error) {
 		return 0, ErrAbandoned
 	}
 	return i, nil
+}
+
+// newestEnd returns one past the newest batch remembered of p, which is nil
+// where the producer is unknown; 0 where there is none.
+func newestEnd(p *producer) int64 {
+	if p == nil || p.window.count == 0 {
+		return 0
+	}
+	e := p.window.newest()
+	return e.baseOffset + int64(e.span.count())
 }
 
 // pipelines returns what there is about reservations, and makes it for the
