@@ -202,7 +202,7 @@ func (l *lane) roomBehind(i uint8, end uint64) bool {
 //  1. A lane is in free, or is that of exactly one producer: the one whose row
 //     has its number plus one, or, where the producer has no row, the one that
 //     newcomers has it for.
-//  2. doubt is noOffset or below the end offset.
+//  2. doubt is noOffset or at most the end offset.
 type pipelines struct {
 	lanes     []lane
 	free      []uint32
@@ -686,8 +686,8 @@ func (m *ProducerStateManager) cutFlights(to int64) bool {
 	return m.inFlight.doubt == noOffset
 }
 
-// replayed notes that what the log holds from base to end is known now.
-// Requires mu held.
+// replayed notes that what the log holds from base to end is known now, with
+// what a reservation that was abandoned for it has left. Requires mu held.
 func (m *ProducerStateManager) replayed(base, end int64) {
 	pl := m.inFlight
 	if pl == nil || pl.doubt == noOffset || base > pl.doubt {

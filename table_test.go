@@ -5,7 +5,6 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
-	"runtime"
 	"slices"
 	"testing"
 
@@ -284,13 +283,4 @@ func TestManyManagers(t *testing.T) {
 			}
 		})
 	}
-}
-
-// heapInUse returns the bytes of live objects on the heap.
-func heapInUse() uint64 {
-	var s runtime.MemStats
-	runtime.GC()
-	runtime.GC()
-	runtime.ReadMemStats(&s)
-	return s.HeapAlloc
 }
