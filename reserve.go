@@ -48,8 +48,9 @@ var (
 	// already in the log, so the log has a hole that no retry can fill. The
 	// reservation has ended and so have all behind it, those that were committed
 	// included: none of them is remembered. The broker cuts the log off before
-	// the first of them, or gives up leadership. It answers
-	// 56 KAFKA_STORAGE_ERROR, which makes a client try again.
+	// the first of them that is in the log, or gives up leadership. It answers
+	// 56 KAFKA_STORAGE_ERROR, which makes a client try again. It comes in a
+	// [*BatchError], whose FirstOffset is that of the first committed one.
 	ErrHole error = &reason{text: "aborted append leaves a hole in the log", code: codeKafkaStorageError}
 )
 
@@ -110,6 +111,14 @@ type flight struct {
 	done          chan struct{}
 	transactional bool
 	committed     bool // but behind one that is not
+}
+
+// lowest returns the lowest offset at which the batch may lie.
+func (f *flight) lowest() int64 {
+	if f.committed {
+		return f.baseOffset
+	}
+	return f.floor
 }
 
 // end lets go whoever waits for the flight.
@@ -396,7 +405,7 @@ func (r *Reservation) commit(baseOffset int64) error {
 // had been reserved. Whoever waited for them asks again.
 //
 // Where a later one has already been committed, Abort does all that and returns
-// ErrHole. ErrAbandoned says that somebody else has ended the reservation, and
+// ErrHole, with the offset of the first of them. ErrAbandoned says that somebody else has ended the reservation, and
 // ErrSettled that this call is the second. Neither changes anything. Safe for
 // concurrent use.
 //
@@ -413,8 +422,12 @@ func (r *Reservation) Abort() error {
 		return err
 	}
 	r.ended = true
-	if m.cancel(r.lane, i) {
-		return ErrHole
+	l := &m.inFlight.lanes[r.lane]
+	b := *l.batch(l.at(i))
+	if cut := m.cancel(r.lane, i); cut != noOffset {
+		e := newBatchError(b, noOffset, ErrHole)
+		e.FirstOffset = cut
+		return e
 	}
 	return nil
 }
@@ -585,25 +598,45 @@ func (l *lane) batch(f *flight) *Batch {
 	return &Batch{ProducerID: l.pid, Epoch: l.epoch, BaseSequence: f.span.first(), Count: f.span.count(), Transactional: f.transactional}
 }
 
-// cancel ends flight i of a lane and all behind it, and reports whether one
-// behind it was committed. Requires mu held.
-func (m *ProducerStateManager) cancel(n uint32, i uint8) (hole bool) {
+// cancel ends flight i of a lane and all behind it, and returns where the first
+// of those lies that were committed, or noOffset. Requires mu held.
+func (m *ProducerStateManager) cancel(n uint32, i uint8) (hole int64) {
 	l := &m.inFlight.lanes[n]
-	first, floor := l.at(i).span.first(), l.at(i).floor
+	hole = l.firstCommitted(i)
+	if hole != noOffset {
+		m.inFlight.suspect(l.lowest(i + 1))
+	}
+	first := l.at(i).span.first()
 	for j := i; j < l.count; j++ {
-		f := l.at(j)
-		hole = hole || f.committed
-		f.end()
+		l.at(j).end()
 	}
 	l.count, l.next = i, first
-	if hole {
-		m.inFlight.suspect(floor)
-	}
 	if i == 0 {
 		m.owe(l, first)
 		m.closeLane(n)
 	}
 	return hole
+}
+
+// firstCommitted returns where the first committed batch lies, from flight i on,
+// or noOffset.
+func (l *lane) firstCommitted(i uint8) int64 {
+	for ; i < l.count; i++ {
+		if f := l.at(i); f.committed {
+			return f.baseOffset
+		}
+	}
+	return noOffset
+}
+
+// lowest returns the lowest offset at which a batch may lie, from flight i on. It
+// requires i < count.
+func (l *lane) lowest(i uint8) int64 {
+	low := l.at(i).lowest()
+	for i++; i < l.count; i++ {
+		low = min(low, l.at(i).lowest())
+	}
+	return low
 }
 
 // owe notes that the first batch of an unknown producer has failed. Requires mu
@@ -657,7 +690,7 @@ func (m *ProducerStateManager) abandon() {
 // all the same. Requires mu held.
 func (m *ProducerStateManager) abandonLane(n uint32) {
 	if l := &m.inFlight.lanes[n]; l.count > 0 {
-		m.inFlight.suspect(l.at(0).floor)
+		m.inFlight.suspect(l.lowest(0))
 		m.cancel(n, 0)
 	}
 }
@@ -712,7 +745,7 @@ func (m *ProducerStateManager) snapshotEnd() int64 {
 	}
 	for n := range pl.lanes {
 		if l := &pl.lanes[n]; l.count > 0 {
-			end = min(end, l.at(0).floor)
+			end = min(end, l.lowest(0))
 		}
 	}
 	return end

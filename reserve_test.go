@@ -659,7 +659,7 @@ func TestReserve_5_Hole(t *testing.T) {
 			reserve pid=31 epoch=0 seq=3 n=1 -> OK #C
 			commit #C base=5 -> OK
 			commit #B base=4 -> OK
-			append-failed #A -> HOLE expected=1 current=0 first=4
+			append-failed #A -> HOLE expected=-1 current=-1 base=-1 first=4
 			append-failed #A -> SETTLED
 			commit #B base=4 -> REFUSED SETTLED
 			window pid=31 -> epoch=0 0..0@0
