@@ -361,8 +361,12 @@ func stateOf(m *ProducerStateManager) state {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := state{InFlight: lanesOf(m), EndOffset: m.endOffset, MaxProducerID: m.maxProducerID}
+	counts := m.inFlightCounts()
 	for row := range m.table.rows {
-		s.Producers = append(s.Producers, m.table.at(row).view(m.activity.marks, m.activity.current))
+		p := m.table.at(row)
+		view := p.view(m.activity.marks, m.activity.current)
+		view.InFlight = counts.of(p)
+		s.Producers = append(s.Producers, view)
 	}
 	slices.SortFunc(s.Producers, func(a, b ProducerState) int { return cmp.Compare(a.ProducerID, b.ProducerID) })
 	return s

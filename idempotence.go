@@ -665,7 +665,11 @@ func (m *ProducerStateManager) Producer(pid int64) (ProducerState, bool) {
 	if p == nil {
 		return ProducerState{}, false
 	}
-	return p.view(m.activity.marks, m.activity.current), true
+	s := p.view(m.activity.marks, m.activity.current)
+	if p.lane != 0 {
+		s.InFlight = int(m.inFlight.lanes[p.lane-1].count)
+	}
+	return s, true
 }
 
 // Producers returns a sequence of everything remembered, in the order of
@@ -677,9 +681,13 @@ func (m *ProducerStateManager) Producers() iter.Seq[ProducerState] {
 		m.mu.Lock()
 		all := m.table.freeze()
 		marks, current := slices.Clone(m.activity.marks), m.activity.current
+		counts := m.inFlightCounts()
 		m.mu.Unlock()
 		for _, row := range all.byID() {
-			if !yield(all.at(row).view(marks, current)) {
+			p := all.at(row)
+			s := p.view(marks, current)
+			s.InFlight = counts.of(p)
+			if !yield(s) {
 				return
 			}
 		}

@@ -751,6 +751,29 @@ func (m *ProducerStateManager) snapshotEnd() int64 {
 	return end
 }
 
+// laneCounts is how many batches each lane held at one moment.
+type laneCounts []uint8
+
+// inFlightCounts returns the counts of this moment. Requires mu held.
+func (m *ProducerStateManager) inFlightCounts() laneCounts {
+	if m.inFlight == nil {
+		return nil
+	}
+	counts := make(laneCounts, len(m.inFlight.lanes))
+	for n := range counts {
+		counts[n] = m.inFlight.lanes[n].count
+	}
+	return counts
+}
+
+// of returns how many batches of a producer were in flight.
+func (c laneCounts) of(p *producer) int {
+	if p.lane == 0 {
+		return 0
+	}
+	return int(c[p.lane-1])
+}
+
 // judge applies rules 3 to 7 to a well-formed batch of a producer of which
 // something is in flight. p is the producer, or nil where it is unknown.
 func (l *lane) judge(b *Batch, p *producer) (Result, error) {
