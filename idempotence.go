@@ -445,20 +445,15 @@ func (m *ProducerStateManager) judge(b *Batch) (Result, *producer, error) {
 // judgeUnknown applies rule 2, the policy for a producer of which nothing is
 // remembered. Requires mu held.
 func (m *ProducerStateManager) judgeUnknown(b *Batch) (Result, error) {
-	if f, ok := m.owedBy(b.ProducerID); ok && f.epoch == b.Epoch && f.sequence != b.BaseSequence {
+	switch policy := m.cfg.UnknownProducer; {
+	case b.BaseSequence == 0 || policy == AcceptAny:
+	case policy != StartAtZeroOnNewLog:
+		return Result{}, ErrUnknownProducer
+	case m.endOffset == 0:
 		return Result{}, ErrOutOfOrderSequence
 	}
-	if b.BaseSequence == 0 {
-		return Result{Verdict: Append}, nil
-	}
-	switch m.cfg.UnknownProducer {
-	case AcceptAny:
-	case StartAtZeroOnNewLog:
-		if m.endOffset == 0 {
-			return Result{}, ErrOutOfOrderSequence
-		}
-	default:
-		return Result{}, ErrUnknownProducer
+	if f, ok := m.owedBy(b.ProducerID); ok && f.epoch == b.Epoch && f.sequence != b.BaseSequence {
+		return Result{}, ErrOutOfOrderSequence
 	}
 	return Result{Verdict: Append}, nil
 }

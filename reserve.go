@@ -410,9 +410,9 @@ func (r *Reservation) commit(baseOffset int64) error {
 // concurrent use.
 //
 // If nothing at all is remembered of the producer, the aborted batch must be
-// the first to come again, under every policy: another first sequence of its
-// epoch is refused with ErrOutOfOrderSequence, until Config.Expiration or more
-// has passed.
+// the first to come again. Where the policy would take another first sequence
+// of its epoch, that is refused with ErrOutOfOrderSequence all the same, until
+// Config.Expiration or more has passed.
 func (r *Reservation) Abort() error {
 	m := r.m
 	m.mu.Lock()
