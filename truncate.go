@@ -57,6 +57,9 @@ func (m *ProducerStateManager) truncateRow(row uint32, to int64) bool {
 		p.txnFirst = before(p.txnFirst, p.window.newest().baseOffset)
 		p.window.pop()
 	}
+	if p.parked && !p.protected() {
+		m.unpark(p, row)
+	}
 	if p.window.count > 0 {
 		return known
 	}
