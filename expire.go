@@ -95,6 +95,7 @@ type activity struct {
 	free         []uint32
 	current      uint32  // the mark of those active since the last Expire
 	now          instant // of the last Expire
+	ahead        bool    // marks may have a later time than now
 }
 
 // expiration returns how long to remember an idle producer, and whether there
@@ -149,11 +150,28 @@ func (m *ProducerStateManager) tick(now instant) {
 		a.now = now
 	}
 	m.rotateOwed()
+	a.pullBack()
 	if len(a.marks) == 0 || a.marks[a.current].producers == 0 {
 		return
 	}
 	a.marks[a.current].set(a.now)
 	a.current = a.newMark()
+}
+
+// pullBack gives marks of a later time the time of the last Expire. Only a
+// restored state has them: Kafka's snapshots carry timestamps that clients set,
+// and a producer that is ahead of the clock would keep all behind it from being
+// forgotten.
+func (a *activity) pullBack() {
+	if !a.ahead {
+		return
+	}
+	a.ahead = false
+	for i := range a.marks {
+		if k := &a.marks[i]; a.now.before(k.at()) {
+			k.set(a.now)
+		}
+	}
 }
 
 // rotateOwed lets go of failed first batches as old as a forgotten producer.
@@ -218,11 +236,15 @@ func (m *ProducerStateManager) sweep(limit time.Duration) (expired int, more boo
 // one more below the cap, or none is left that may be forgotten. Requires mu
 // held.
 func (m *ProducerStateManager) evict() {
-	limit := m.cfg.MaxProducers
-	if limit <= 0 {
-		return
+	if limit := m.cfg.MaxProducers; limit > 0 {
+		m.evictDownTo(limit - 1)
 	}
-	for int(m.table.rows) >= limit && m.activity.idle.oldest != 0 {
+}
+
+// evictDownTo forgets the least recently committed producers until there are no
+// more than n, or none is left that may be forgotten. Requires mu held.
+func (m *ProducerStateManager) evictDownTo(n int) {
+	for int(m.table.rows) > n && m.activity.idle.oldest != 0 {
 		if m.forgetOrPark(m.activity.idle.oldest.row()) {
 			m.stats.Evicted++
 		}

@@ -73,6 +73,11 @@ type Config struct {
 	// reservation are never forgotten, so where there are more of those than
 	// the limit, the limit is exceeded.
 	MaxProducers int
+
+	// LogID is the identity of the log. It is kept in snapshots, and a snapshot
+	// of another log is refused with ErrSnapshotLog. All zeros mean that it has
+	// none: that is compared with nothing.
+	LogID [16]byte
 }
 
 // Verdict is what to do with a batch that is not refused. The zero Verdict is
@@ -678,8 +683,8 @@ func (m *ProducerStateManager) Producers() iter.Seq[ProducerState] {
 		all := m.table.freeze()
 		marks, current := slices.Clone(m.activity.marks), m.activity.current
 		m.mu.Unlock()
-		for _, row := range all.byID() {
-			if !yield(all.at(row).view(marks, current)) {
+		for _, r := range all.byID() {
+			if !yield(all.at(r.row).view(marks, current)) {
 				return
 			}
 		}
