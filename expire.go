@@ -19,8 +19,8 @@ import (
 // Config.Expiration is 0: 24 hours, as in Kafka (producer.id.expiration.ms).
 const DefaultExpiration = 24 * time.Hour
 
-// sweepStep is how many producers Expire forgets before it lets others have
-// the lock.
+// sweepStep is how many producers Expire looks at before it lets others have
+// the lock, and how many a commit looks at to find one to evict.
 const sweepStep = 128
 
 // instant is a point in time that fits every timestamp of a Kafka snapshot,
@@ -31,6 +31,10 @@ type instant struct {
 }
 
 const nsPerMilli = int64(time.Millisecond)
+
+// longAgo are the milliseconds of an instant before every one that Expire is
+// given, also by a clock of a test that starts in the year 1.
+const longAgo = math.MinInt64
 
 func instantOf(t time.Time) instant {
 	return instant{ms: t.UnixMilli(), ns: int32(int64(t.Nanosecond()) % nsPerMilli)}
@@ -94,7 +98,7 @@ type activity struct {
 	marks        []mark
 	free         []uint32
 	current      uint32  // the mark of those active since the last Expire
-	now          instant // of the last Expire
+	now          instant // of the last Expire, or that of longAgo
 }
 
 // expiration returns how long to remember an idle producer, and whether there
@@ -202,15 +206,20 @@ func (m *ProducerStateManager) sweep(limit time.Duration) (expired int, more boo
 }
 
 // evict forgets the least recently committed producers until there is room for
-// one more below the cap, or none is left that may be forgotten. Requires mu
-// held.
+// one more below the cap, or none is left that may be forgotten. Where it meets
+// too many that must be kept, it leaves the rest of the way to the next commit of
+// a newcomer, so that no commit takes long. Requires mu held.
 func (m *ProducerStateManager) evict() {
 	limit := m.cfg.MaxProducers
 	if limit <= 0 {
 		return
 	}
-	for int(m.table.rows) >= limit && m.activity.idle.oldest != 0 {
-		if m.forgetOrPark(m.activity.idle.oldest.row()) {
+	for range sweepStep {
+		oldest := m.activity.idle.oldest
+		if int(m.table.rows) < limit || oldest == 0 {
+			return
+		}
+		if m.forgetOrPark(oldest.row()) {
 			m.stats.Evicted++
 		}
 	}
@@ -287,6 +296,30 @@ func (m *ProducerStateManager) pushNewest(l *list, row uint32) {
 		l.oldest = linkTo(row)
 	}
 	l.newest = linkTo(row)
+}
+
+// pushOldest is pushNewest at the other end.
+func (m *ProducerStateManager) pushOldest(l *list, row uint32) {
+	p := m.table.own(row)
+	p.older, p.newer = 0, l.oldest
+	if l.oldest != 0 {
+		m.table.own(l.oldest.row()).older = linkTo(row)
+	} else {
+		l.newest = linkTo(row)
+	}
+	l.oldest = linkTo(row)
+}
+
+// unpark puts every parked producer back to where it was taken from: before all
+// idle ones, since they were active later. Requires mu held.
+func (m *ProducerStateManager) unpark() {
+	a := &m.activity
+	for a.parked.newest != 0 {
+		row := a.parked.newest.row()
+		m.unlink(row)
+		m.pushOldest(&a.idle, row)
+		m.table.own(row).parked = false
+	}
 }
 
 // unlink takes a row out of its list. Requires mu held.

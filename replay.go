@@ -99,15 +99,16 @@ const noBaseSequence int32 = -1
 // A batch at or below the newest offset remembered of its producer, or of an
 // older epoch than remembered, is skipped: a replay that overlaps a snapshot
 // does no harm, and neither does an older epoch that a log holds by an earlier
-// fault. (Kafka's ProducerStateManager adopts such an epoch. The newer one is the
+// fault. It does bring back a producer that was forgotten, if a batch of it is
+// met again. (Kafka's ProducerStateManager adopts such an epoch. The newer one is the
 // safer to keep.) A batch with base sequence -1, which a broker wrote itself,
 // moves the epoch and opens a transaction, and is not remembered. A batch
 // without a producer id only moves the end offset.
 //
 // Replay refuses, with a [*BatchError] and without any change, what cannot
 // stand in a log: ErrInvalidBatch for a malformed batch, and ErrOffsetOrder for
-// a negative offset or one that leaves no room for the batch. It counts nothing
-// in Stats, and it counts as activity. Safe for concurrent use, though the
+// a negative offset or one that leaves no room for the batch. It gives no answer
+// that Stats would count, and it is activity. Safe for concurrent use, though the
 // embedder holds back appends until a recovery is done.
 func (m *ProducerStateManager) Replay(b Batch, baseOffset int64) error {
 	m.mu.Lock()
@@ -136,15 +137,25 @@ func (m *ProducerStateManager) replay(b *Batch, baseOffset int64) {
 	if p != nil && (b.Epoch < p.epoch || baseOffset <= p.newestOffset()) {
 		return
 	}
-	p = m.active(b.ProducerID, b.Epoch)
+	p = m.replayed(b.ProducerID, b.Epoch, baseOffset)
 	if b.BaseSequence != noBaseSequence {
 		p.record(b, baseOffset)
 		return
 	}
-	m.lastMarker = max(m.lastMarker, baseOffset)
+	m.lastMarker = max(m.lastMarker, baseOffset+int64(b.Count)-1)
 	p.adopt(b.Epoch)
 	p.past |= pastMarker
 	p.openTxn(b, baseOffset)
+}
+
+// replayed is active for the producer of an entry of the log at offset. One that
+// was forgotten, and comes back because a replay overlaps what was known, may
+// have more in the log than is replayed. Requires mu held.
+func (m *ProducerStateManager) replayed(pid int64, epoch int16, offset int64) *producer {
+	if offset < m.forgotAt && newestOffset(m.table.find(pid)) == noOffset {
+		m.inexact = true
+	}
+	return m.active(pid, epoch)
 }
 
 // ReplayMarker applies a transaction marker that is already in the log at
@@ -174,7 +185,7 @@ func (m *ProducerStateManager) ReplayMarker(k Marker, offset int64) error {
 	if p != nil && (k.Epoch < p.epoch || offset < p.newestOffset()) {
 		return nil
 	}
-	p = m.active(k.ProducerID, k.Epoch)
+	p = m.replayed(k.ProducerID, k.Epoch, offset)
 	p.adopt(k.Epoch)
 	p.txnFirst = noTxn
 	p.coordinatorEpoch = max(p.coordinatorEpoch, k.CoordinatorEpoch)
