@@ -268,9 +268,19 @@ func TestCase_FAIL_AFTER_CHECK(t *testing.T) {
 }
 
 // TestCase_REPLAY_NO_JUDGE: a rebuild judges nothing. Compaction leaves gaps in
-// the sequence, and ranges that were there before; the last applied wins.
-// (KAFKA-6003)
+// the sequence, and ranges that were there before; what was applied last is the
+// newest, whatever its sequence.
+// Where the log holds a range twice within the window, a retry is answered with
+// the first copy, as in Kafka. (KAFKA-6003)
 func TestCase_REPLAY_NO_JUDGE(t *testing.T) {
+	play(t, `
+		mode=accept
+		replay pid=31 epoch=0 seq=0 n=3 base=0
+		replay pid=31 epoch=0 seq=3 n=2 base=3
+		replay pid=31 epoch=0 seq=0 n=3 base=5
+		batch pid=31 epoch=0 seq=0 n=3 -> DUP base=0
+		batch pid=31 epoch=0 seq=3 n=2 -> DUP base=3
+	`)
 	play(t, `
 		mode=accept
 		replay pid=31 epoch=0 seq=0 n=1 base=0

@@ -152,11 +152,24 @@ func (m *ProducerStateManager) tick(now instant) {
 	if a.now.before(now) {
 		a.now = now
 	}
+	m.rotateOwed()
 	if len(a.marks) == 0 || a.marks[a.current].producers == 0 {
 		return
 	}
 	a.marks[a.current].set(a.now)
 	a.current = a.newMark()
+}
+
+// rotateOwed lets go of failed first batches as old as a forgotten producer.
+// Requires mu held.
+func (m *ProducerStateManager) rotateOwed() {
+	if m.inFlight == nil {
+		return
+	}
+	limit, ok := m.cfg.expiration()
+	if o := &m.inFlight.owed; ok && !m.activity.now.before(o.since.add(limit)) {
+		o.rotate(m.activity.now)
+	}
 }
 
 // newMark returns an unused mark.
@@ -241,7 +254,55 @@ func (m *ProducerStateManager) forgetOrPark(row uint32) bool {
 
 // protected reports whether the producer must not be forgotten now.
 func (p *producer) protected() bool {
-	return p.txnFirst != noTxn
+	return p.txnFirst != noTxn || p.lane != 0
+}
+
+// unpark puts a parked producer back among those that may be forgotten, where
+// its last activity belongs. That is at the oldest end: it had come to its turn
+// when it was parked, and only others that were put back since can be older.
+// Requires mu held.
+func (m *ProducerStateManager) unpark(p *producer, row uint32) {
+	m.unlink(row)
+	p.parked = false
+	at := m.activity.idle.oldest
+	for at != 0 && m.olderThan(m.table.at(at.row()), p) {
+		at = m.table.at(at.row()).newer
+	}
+	m.insertBefore(&m.activity.idle, at, row)
+}
+
+// unparkAll puts all parked producers back, in their order. Where none was put
+// back before by itself, that is in front of all idle ones. Requires mu held.
+func (m *ProducerStateManager) unparkAll() {
+	a := &m.activity
+	for a.parked.newest != 0 {
+		row := a.parked.newest.row()
+		p := m.table.own(row)
+		m.unlink(row)
+		p.parked = false
+		at := a.idle.oldest
+		for at != 0 && a.earlier(m.table.at(at.row()).mark, p.mark) {
+			at = m.table.at(at.row()).newer
+		}
+		m.insertBefore(&a.idle, at, row)
+	}
+}
+
+// olderThan reports whether p was active before q: by the time of their marks,
+// and within the same one by what they committed.
+func (m *ProducerStateManager) olderThan(p, q *producer) bool {
+	if p.mark == q.mark {
+		return p.newestOffset() < q.newestOffset()
+	}
+	return m.activity.earlier(p.mark, q.mark)
+}
+
+// earlier reports whether mark i stands for an earlier time than mark j.
+func (a *activity) earlier(i, j uint32) bool {
+	if i == j || i == a.current || j == a.current {
+		return i != j && j == a.current
+	}
+	return a.marks[i].at().before(a.marks[j].at())
 }
 
 // forget takes the producer in a row out of everything. Requires mu held.
@@ -288,37 +349,27 @@ func (m *ProducerStateManager) enlist(p *producer, row uint32) {
 // pushNewest adds a row that is in no list to the newest end of l. Requires mu
 // held.
 func (m *ProducerStateManager) pushNewest(l *list, row uint32) {
+	m.insertBefore(l, 0, row)
+}
+
+// insertBefore adds a row that is in no list to l, as the older neighbour of
+// the row at newer, or at the newest end where that is none. Requires mu held.
+func (m *ProducerStateManager) insertBefore(l *list, newer link, row uint32) {
+	older := l.newest
+	if newer != 0 {
+		older = m.table.at(newer.row()).older
+	}
 	p := m.table.own(row)
-	p.older, p.newer = l.newest, 0
-	if l.newest != 0 {
-		m.table.own(l.newest.row()).newer = linkTo(row)
+	p.older, p.newer = older, newer
+	if older != 0 {
+		m.table.own(older.row()).newer = linkTo(row)
 	} else {
 		l.oldest = linkTo(row)
 	}
-	l.newest = linkTo(row)
-}
-
-// pushOldest is pushNewest at the other end.
-func (m *ProducerStateManager) pushOldest(l *list, row uint32) {
-	p := m.table.own(row)
-	p.older, p.newer = 0, l.oldest
-	if l.oldest != 0 {
-		m.table.own(l.oldest.row()).older = linkTo(row)
+	if newer != 0 {
+		m.table.own(newer.row()).older = linkTo(row)
 	} else {
 		l.newest = linkTo(row)
-	}
-	l.oldest = linkTo(row)
-}
-
-// unpark puts every parked producer back to where it was taken from: before all
-// idle ones, since they were active later. Requires mu held.
-func (m *ProducerStateManager) unpark() {
-	a := &m.activity
-	for a.parked.newest != 0 {
-		row := a.parked.newest.row()
-		m.unlink(row)
-		m.pushOldest(&a.idle, row)
-		m.table.own(row).parked = false
 	}
 }
 

@@ -81,10 +81,9 @@ func (m *model) judge(b Batch) (Result, error) {
 		return Result{Verdict: Append}, nil
 	}
 	asked := modelBatch{first: int64(b.BaseSequence), count: int64(b.Count)}
-	window := m.window(b.ProducerID)
-	for i := len(window) - 1; i >= 0; i-- {
-		if window[i].first == asked.first && window[i].last() == asked.last() {
-			return Result{Duplicate, window[i].base}, nil // rule 5
+	for _, old := range m.window(b.ProducerID) {
+		if old.first == asked.first && old.last() == asked.last() {
+			return Result{Duplicate, old.base}, nil // rule 5
 		}
 	}
 	if asked.first == (newest.last()+1)%modulus {

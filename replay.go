@@ -99,17 +99,20 @@ const noBaseSequence int32 = -1
 // A batch at or below the newest offset remembered of its producer, or of an
 // older epoch than remembered, is skipped: a replay that overlaps a snapshot
 // does no harm, and neither does an older epoch that a log holds by an earlier
-// fault. It does bring back a producer that was forgotten, if a batch of it is
-// met again. (Kafka's ProducerStateManager adopts such an epoch. The newer one is the
-// safer to keep.) A batch with base sequence -1, which a broker wrote itself,
-// moves the epoch and opens a transaction, and is not remembered. A batch
-// without a producer id only moves the end offset.
+// fault. (Kafka's ProducerStateManager adopts such an epoch. The newer one is the
+// safer to keep.) What an overlap does do is to bring back a producer that was
+// forgotten, if a batch of it is met again.
+//
+// A batch with base sequence -1, which a broker wrote itself, moves the epoch and
+// opens a transaction, and is not remembered. A batch without a producer id only
+// moves the end offset. What the producer of an applied batch has in flight is
+// abandoned.
 //
 // Replay refuses, with a [*BatchError] and without any change, what cannot
 // stand in a log: ErrInvalidBatch for a malformed batch, and ErrOffsetOrder for
 // a negative offset or one that leaves no room for the batch. It gives no answer
-// that Stats would count, and it is activity. Safe for concurrent use, though the
-// embedder holds back appends until a recovery is done.
+// that Stats would count, and it is activity. Safe for concurrent use, though
+// the embedder holds back appends until a recovery is done.
 func (m *ProducerStateManager) Replay(b Batch, baseOffset int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -119,7 +122,9 @@ func (m *ProducerStateManager) Replay(b Batch, baseOffset int64) error {
 	case !roomAt(baseOffset, b.Count):
 		return newBatchError(b, baseOffset, ErrOffsetOrder)
 	}
-	m.advance(baseOffset + int64(max(b.Count, 0)))
+	end := baseOffset + int64(max(b.Count, 0))
+	m.advance(end)
+	m.replayed(baseOffset, end)
 	if b.ProducerID != NoProducerID {
 		m.replay(&b, baseOffset)
 	}
@@ -137,7 +142,7 @@ func (m *ProducerStateManager) replay(b *Batch, baseOffset int64) {
 	if p != nil && (b.Epoch < p.epoch || baseOffset <= p.newestOffset()) {
 		return
 	}
-	p = m.replayed(b.ProducerID, b.Epoch, baseOffset)
+	p = m.overtake(b.ProducerID, b.Epoch, baseOffset)
 	if b.BaseSequence != noBaseSequence {
 		p.record(b, baseOffset)
 		return
@@ -148,12 +153,17 @@ func (m *ProducerStateManager) replay(b *Batch, baseOffset int64) {
 	p.openTxn(b, baseOffset)
 }
 
-// replayed is active for the producer of an entry of the log at offset. One that
-// was forgotten, and comes back because a replay overlaps what was known, may
-// have more in the log than is replayed. Requires mu held.
-func (m *ProducerStateManager) replayed(pid int64, epoch int16, offset int64) *producer {
-	if offset < m.forgotAt && newestOffset(m.table.find(pid)) == noOffset {
+// overtake returns a producer as active does, for an entry of the log at offset.
+// It abandons what the producer has in flight, which the log has moved under. A
+// producer that was forgotten, and comes back because a replay overlaps what was
+// known, may have more in the log than is replayed. Requires mu held.
+func (m *ProducerStateManager) overtake(pid int64, epoch int16, offset int64) *producer {
+	p := m.table.find(pid)
+	if offset < m.forgotAt && newestOffset(p) == noOffset {
 		m.inexact = true
+	}
+	if n, ok := m.laneOf(pid, p); ok {
+		m.abandonLane(n)
 	}
 	return m.active(pid, epoch)
 }
@@ -180,12 +190,13 @@ func (m *ProducerStateManager) ReplayMarker(k Marker, offset int64) error {
 		return newBatchError(b, offset, ErrOffsetOrder)
 	}
 	m.advance(offset + 1)
+	m.replayed(offset, offset+1)
 	m.lastMarker = max(m.lastMarker, offset)
 	p := m.table.find(k.ProducerID)
 	if p != nil && (k.Epoch < p.epoch || offset < p.newestOffset()) {
 		return nil
 	}
-	p = m.replayed(k.ProducerID, k.Epoch, offset)
+	p = m.overtake(k.ProducerID, k.Epoch, offset)
 	p.adopt(k.Epoch)
 	p.txnFirst = noTxn
 	p.coordinatorEpoch = max(p.coordinatorEpoch, k.CoordinatorEpoch)
@@ -211,31 +222,42 @@ func (m *ProducerStateManager) ReplayMarker(k Marker, offset int64) error {
 // It takes a buffer of 128 KiB, however long the log or a batch in it is. Safe
 // for concurrent use, though the embedder holds back appends until it is done.
 func (m *ProducerStateManager) ReplayLog(r io.Reader) (ReplayResult, error) {
-	return readLog(r, m.EndOffset(), managerSink{m})
+	return readLog(r, m.EndOffset(), &managerSink{m: m, end: noOffset})
 }
 
 // managerSink replays a log into a manager. What has a right checksum is in the
 // log, so a batch that no producer could have sent is passed over, not refused.
-type managerSink struct{ m *ProducerStateManager }
-
-func (s managerSink) replayBatch(b Batch, baseOffset int64) error {
-	err := s.m.Replay(b, baseOffset)
-	if errors.Is(err, ErrInvalidBatch) {
-		return s.skipTo(baseOffset + int64(b.Count))
-	}
-	return err
+type managerSink struct {
+	m   *ProducerStateManager
+	end int64 // of the entry before, or noOffset
 }
 
-func (s managerSink) replayMarker(k Marker, offset int64) error {
-	err := s.m.ReplayMarker(k, offset)
-	if errors.Is(err, ErrInvalidBatch) {
-		return s.skipTo(offset + 1)
+func (s *managerSink) replayBatch(b Batch, baseOffset int64) error {
+	s.end = baseOffset
+	if err := s.m.Replay(b, baseOffset); !errors.Is(err, ErrInvalidBatch) {
+		return err
 	}
-	return err
+	return s.skipTo(baseOffset + int64(b.Count))
 }
 
-func (s managerSink) skipTo(endOffset int64) error {
-	s.m.Advance(endOffset)
+func (s *managerSink) replayMarker(k Marker, offset int64) error {
+	s.end = offset
+	if err := s.m.ReplayMarker(k, offset); !errors.Is(err, ErrInvalidBatch) {
+		return err
+	}
+	return s.skipTo(offset + 1)
+}
+
+// skipTo passes over what says nothing about producers. What lies between the
+// entry before and endOffset is known with it.
+func (s *managerSink) skipTo(endOffset int64) error {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	s.m.advance(endOffset)
+	if s.end != noOffset {
+		s.m.replayed(s.end, endOffset)
+	}
+	s.end = endOffset
 	return nil
 }
 

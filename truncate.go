@@ -19,6 +19,7 @@ package idempotence
 //   - where one loses all batches of its newest epoch and had another before,
 //   - where a transaction marker, or a batch without sequences, was cut off,
 //   - where to lies before a point at which producers were forgotten,
+//   - where batches that were in flight may be in the log below to,
 //   - and from then on, and also once a replay has brought back a producer that
 //     was forgotten, until a restore, Reset, or a Truncate to 0.
 //
@@ -33,13 +34,15 @@ package idempotence
 func (m *ProducerStateManager) Truncate(to int64) (exact bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	to = max(to, 0)
+	exact = m.cutFlights(to)
 	switch {
-	case to <= 0:
+	case to == 0:
 		m.empty()
 	case to < m.endOffset:
 		m.truncate(to)
 	}
-	return !m.inexact
+	return exact && !m.inexact
 }
 
 // truncate is Truncate below the end offset. Requires mu held.
@@ -57,7 +60,7 @@ func (m *ProducerStateManager) truncate(to int64) {
 	}
 	// Some may no longer have a transaction open. Those that do are parked again
 	// when their turn comes.
-	m.unpark()
+	m.unparkAll()
 }
 
 // truncateRow takes back what the producer in a row did at or past to, and
@@ -108,10 +111,12 @@ func before(txnFirst, limit int64) int64 {
 func (m *ProducerStateManager) Reset() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.forgetFlights()
 	m.empty()
 }
 
-// empty forgets everything that an empty log has nothing of. Requires mu held.
+// empty forgets everything that an empty log has nothing of. Requires mu held,
+// and nothing in flight.
 func (m *ProducerStateManager) empty() {
 	m.table = newTable()
 	m.activity = activity{now: m.activity.now}

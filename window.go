@@ -68,15 +68,17 @@ func (w *window) follows(first int32) bool {
 	return first == w.next && !w.wide
 }
 
-// slot maps position i, counted from the oldest, to its place in the ring. It
-// requires i <= WindowSize.
-func (w *window) slot(i uint8) uint8 {
-	s := w.start + i
+// ringSlot maps position i, counted from the oldest, to its place in a ring of
+// WindowSize that begins at start. It requires i <= WindowSize.
+func ringSlot(start, i uint8) uint8 {
+	s := start + i
 	if s >= WindowSize {
 		s -= WindowSize
 	}
 	return s
 }
+
+func (w *window) slot(i uint8) uint8 { return ringSlot(w.start, i) }
 
 // newest returns the batch pushed last. It requires count > 0.
 func (w *window) newest() *entry {
@@ -92,7 +94,7 @@ func (w *window) newest() *entry {
 func (w *window) find(s span) *entry {
 	switch {
 	case w.wide:
-		return w.findNewest(s)
+		return w.findOldest(s)
 	case w.ring[0].span == s:
 		return &w.ring[0]
 	case w.ring[1].span == s:
@@ -107,11 +109,12 @@ func (w *window) find(s span) *entry {
 	return nil
 }
 
-// findNewest is find for a window that may hold a range twice: the one applied
-// last wins.
-func (w *window) findNewest(s span) *entry {
-	for i := w.count; i > 0; i-- {
-		if e := &w.ring[w.slot(i-1)]; e.span == s {
+// findOldest is find for a window that may hold a range twice, as a log may. A
+// retry is answered with the first copy, as Kafka does
+// (ProducerStateEntry.findDuplicateBatch).
+func (w *window) findOldest(s span) *entry {
+	for i := range w.count {
+		if e := &w.ring[w.slot(i)]; e.span == s {
 			return e
 		}
 	}
