@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"math"
 	"slices"
 )
 
@@ -386,7 +387,7 @@ func (m *ProducerStateManager) Restore(r io.Reader) error {
 // replaceBy makes the state of n, which nobody else knows, that of m.
 func (m *ProducerStateManager) replaceBy(n *ProducerStateManager) {
 	if limit := m.cfg.MaxProducers; limit > 0 {
-		n.evictDownTo(limit)
+		n.evictDownTo(limit, math.MaxInt)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -703,7 +704,7 @@ func (d *snapshotDecoder) head() snapshotHead {
 	h.endOffset, h.maxProducerID, h.lastMarker, h.forgotAt = d.int64(), d.int64(), d.int64(), d.int64()
 	h.now = d.instant()
 	if h.endOffset < 0 || h.maxProducerID < NoProducerID || h.lastMarker < noOffset || h.lastMarker >= h.endOffset ||
-		h.forgotAt < 0 || h.forgotAt > h.endOffset || h.now.ms < 0 {
+		h.forgotAt < 0 || h.forgotAt > h.endOffset {
 		d.fail("end offset %d, highest producer id %d, last marker at %d, forgot at %d",
 			h.endOffset, h.maxProducerID, h.lastMarker, h.forgotAt)
 	}
