@@ -684,6 +684,7 @@ func (m *ProducerStateManager) abandon() {
 	if m.inFlight == nil {
 		return
 	}
+	m.unparkAll() // all at once; each by itself would look for its place
 	for n := range m.inFlight.lanes {
 		m.abandonLane(uint32(n))
 	}

@@ -1,9 +1,6 @@
 package idempotence
 
-import (
-	"cmp"
-	"slices"
-)
+import "slices"
 
 // This file is the table: the memory in which producers live. It knows where a
 // producer is, not what its fields mean.
@@ -149,6 +146,33 @@ func (t *table) insert(pid int64) *producer {
 	return t.last
 }
 
+// add adds a row that the index does not know yet, and returns it zero but for
+// the id. It requires a call of indexAll before anything is looked up.
+func (t *table) add(pid int64) *producer {
+	row := t.rows
+	if row%pageRows == 0 {
+		t.pages = append(t.pages, t.newPage(row))
+	}
+	last := &t.pages[row>>pageShift]
+	last.producers = append(last.producers, producer{id: pid})
+	t.rows++
+	return &last.producers[row%pageRows]
+}
+
+// indexAll makes the index of a table that was built with add. It stops at a
+// producer that is there twice, and returns it.
+func (t *table) indexAll() (twice *producer) {
+	t.index.reserve(int(t.rows))
+	for row := range t.rows {
+		p := t.at(row)
+		if t.probe(p.id) != nil {
+			return p
+		}
+		t.index.put(t.index.hash(p.id), row, t.hashOf)
+	}
+	return nil
+}
+
 // newPage makes the page for a row. The first one starts empty and grows, since
 // most partitions know few producers and a broker has thousands of partitions.
 func (t *table) newPage(row uint32) page {
@@ -202,11 +226,10 @@ func (f *frozen) at(row uint32) *producer {
 }
 
 // byID returns the rows in the order of their producers' ids.
-func (f *frozen) byID() []uint32 {
-	order := make([]uint32, f.rows)
-	for i := range order {
-		order[i] = uint32(i)
+func (f *frozen) byID() []ranked {
+	rows := make([]ranked, f.rows)
+	for row := range f.rows {
+		rows[row] = ranked{key: uint64(f.at(row).id), row: row}
 	}
-	slices.SortFunc(order, func(a, b uint32) int { return cmp.Compare(f.at(a).id, f.at(b).id) })
-	return order
+	return sortRanked(rows)
 }

@@ -78,7 +78,8 @@ func (r *tableRig) verify() {
 	for i, c := range r.copies {
 		got := map[int64]int16{}
 		var ids []int64
-		for _, row := range c.frozen.byID() {
+		for _, ranked := range c.frozen.byID() {
+			row := ranked.row
 			ids = append(ids, c.frozen.at(row).id)
 			got[c.frozen.at(row).id] = c.frozen.at(row).epoch
 		}
@@ -275,7 +276,7 @@ func TestManyManagers(t *testing.T) {
 					}
 				}
 			}
-			if each := (int(heapInUse()) - int(before)) / n; each >= tt.most {
+			if each := (int(heapInUse() - before)) / n; each >= tt.most {
 				t.Errorf("a manager of %d producers takes %d bytes, want less than %d", tt.producers, each, tt.most)
 			}
 			if managers[n-1].Len() != tt.producers {
