@@ -143,6 +143,10 @@ func (m *ProducerStateManager) Snapshot() *Snapshot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	end := m.snapshotEnd()
+	forgotAt := min(m.forgotAt, end)
+	if m.inexact {
+		forgotAt = end // whoever was forgotten or lost: below the end nothing is sure
+	}
 	return &Snapshot{
 		rows:    m.table.freeze(),
 		marks:   slices.Clone(m.activity.marks),
@@ -156,7 +160,7 @@ func (m *ProducerStateManager) Snapshot() *Snapshot {
 			endOffset:     end,
 			maxProducerID: m.maxProducerID,
 			lastMarker:    min(m.lastMarker, end-1),
-			forgotAt:      min(m.forgotAt, end),
+			forgotAt:      forgotAt,
 			now:           m.activity.now,
 		},
 	}
@@ -396,7 +400,7 @@ func (m *ProducerStateManager) replaceBy(n *ProducerStateManager) {
 		n.activity.now = m.activity.now
 	}
 	m.table, m.activity = n.table, n.activity
-	m.endOffset, m.lastMarker, m.forgotAt = n.endOffset, n.lastMarker, n.forgotAt
+	m.endOffset, m.lastMarker, m.forgotAt, m.inexact = n.endOffset, n.lastMarker, n.forgotAt, false
 	m.maxProducerID = max(m.maxProducerID, n.maxProducerID)
 	m.stats.Evicted += n.stats.Evicted
 }
