@@ -683,8 +683,8 @@ func (m *ProducerStateManager) Producers() iter.Seq[ProducerState] {
 		all := m.table.freeze()
 		marks, current := slices.Clone(m.activity.marks), m.activity.current
 		m.mu.Unlock()
-		for _, r := range all.byID() {
-			if !yield(all.at(r.row).view(marks, current)) {
+		for _, row := range all.byID() {
+			if !yield(all.at(row).view(marks, current)) {
 				return
 			}
 		}

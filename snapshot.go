@@ -77,6 +77,8 @@ const (
 	flagMarker byte = 1 << 2
 	flagTxn    byte = 1 << 3
 	flagsKnown      = flagRolled | flagEpoch | flagMarker | flagTxn
+
+	producerLimit = producerSize + txnSize + WindowSize*entrySize
 )
 
 var littleEndian = binary.LittleEndian
@@ -217,31 +219,29 @@ func compareTimes(a, b mark) int {
 
 // byActivity returns the rows in the order of the format, and the times with the
 // number of their producers.
-func (s *Snapshot) byActivity() ([]ranked, []mark) {
+func (s *Snapshot) byActivity() ([]uint32, []mark) {
 	times, timeOf := s.times()
 	counts := make([]uint32, len(times)+1)
-	rows := make([]ranked, 0, s.rows.rows)
+	ranks := make([]ranked, 0, s.rows.rows)
 	var scratch producer
 	for row := range s.rows.rows {
 		if p := s.at(row, &scratch); p != nil {
-			rows = append(rows, ranked{key: uint64(p.newestOffset() + 1), row: row, time: timeOf[p.mark]})
+			ranks = append(ranks, ranked{key: uint64(p.newestOffset() + 1), row: row, time: timeOf[p.mark]})
 			counts[timeOf[p.mark]]++
 		}
 	}
 	if s.capped {
-		s.rankByCommit(rows)
+		s.rankByCommit(ranks)
 	}
-	rows = sortRanked(rows)
-	s.settleTies(rows)
 	for i := range times {
 		times[i].producers = counts[i]
 	}
-	return rows, slices.DeleteFunc(times, func(k mark) bool { return k.producers == 0 })
+	return s.rows.inOrder(ranks), slices.DeleteFunc(times, func(k mark) bool { return k.producers == 0 })
 }
 
 // rankByCommit makes the place in the lists the key. A parked producer comes
 // before the idle ones of the same time: its turn had come first.
-func (s *Snapshot) rankByCommit(rows []ranked) {
+func (s *Snapshot) rankByCommit(ranks []ranked) {
 	// The links are gathered first: a walk from row to row would wait for memory
 	// at every step.
 	newer := make([]link, s.rows.rows)
@@ -256,24 +256,8 @@ func (s *Snapshot) rankByCommit(rows []ranked) {
 			next++
 		}
 	}
-	for i := range rows {
-		rows[i].key = uint64(place[rows[i].row])
-	}
-}
-
-// settleTies puts rows that agree in time and key in the order of producer ids.
-func (s *Snapshot) settleTies(rows []ranked) {
-	for len(rows) > 0 {
-		n := 1
-		for n < len(rows) && compareRanked(rows[n], rows[0]) == 0 {
-			n++
-		}
-		if n > 1 {
-			slices.SortFunc(rows[:n], func(a, b ranked) int {
-				return cmp.Compare(s.rows.at(a.row).id, s.rows.at(b.row).id)
-			})
-		}
-		rows = rows[n:]
+	for i := range ranks {
+		ranks[i].key = uint64(place[ranks[i].row])
 	}
 }
 
@@ -296,9 +280,13 @@ func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
 		e.buf = littleEndian.AppendUint32(e.buf, k.producers)
 	}
 	var scratch producer
-	for _, r := range rows {
-		e.room(producerSize + txnSize + WindowSize*entrySize)
-		e.buf = s.at(r.row, &scratch).append(e.buf)
+	for len(rows) > 0 {
+		n := min(len(rows), rowsAhead)
+		e.room(s.size(rows[:n]))
+		for _, row := range rows[:n] {
+			e.buf = s.at(row, &scratch).append(e.buf)
+		}
+		rows = rows[n:]
 	}
 	return e.close()
 }
@@ -319,19 +307,49 @@ func (i instant) append(b []byte) []byte {
 	return littleEndian.AppendUint32(b, uint32(i.ns))
 }
 
-// append appends the producer in the format of a snapshot.
-func (p *producer) append(b []byte) []byte {
-	b = littleEndian.AppendUint64(b, uint64(p.id))
-	b = littleEndian.AppendUint32(b, uint32(p.coordinatorEpoch))
-	b = littleEndian.AppendUint16(b, uint16(p.epoch))
-	b = append(b, p.flags(), p.window.count)
+// rowsAhead is how many rows are encoded at a time. Their size is added up
+// first, and that brings them into the cache, all at once and not one after the
+// other.
+const rowsAhead = 32
+
+// size returns how many bytes the rows take at most.
+func (s *Snapshot) size(rows []uint32) int {
+	n := 0
+	for _, row := range rows {
+		n += s.rows.at(row).size()
+	}
+	return n
+}
+
+// size returns how many bytes the producer takes in a snapshot.
+func (p *producer) size() int {
+	n := producerSize + int(p.window.count)*entrySize
 	if p.txnFirst != noTxn {
-		b = littleEndian.AppendUint64(b, uint64(p.txnFirst))
+		n += txnSize
+	}
+	return n
+}
+
+// append appends the producer in the format of a snapshot. It requires that
+// there is room in b.
+func (p *producer) append(b []byte) []byte {
+	n := len(b)
+	b = b[:n+p.size()]
+	to := b[n:]
+	littleEndian.PutUint64(to, uint64(p.id))
+	littleEndian.PutUint32(to[8:], uint32(p.coordinatorEpoch))
+	littleEndian.PutUint16(to[12:], uint16(p.epoch))
+	to[14], to[15] = p.flags(), p.window.count
+	to = to[producerSize:]
+	if p.txnFirst != noTxn {
+		littleEndian.PutUint64(to, uint64(p.txnFirst))
+		to = to[txnSize:]
 	}
 	for i := range p.window.count {
 		e := &p.window.ring[p.window.slot(i)]
-		b = littleEndian.AppendUint64(b, uint64(e.span))
-		b = littleEndian.AppendUint64(b, uint64(e.baseOffset))
+		littleEndian.PutUint64(to, uint64(e.span))
+		littleEndian.PutUint64(to[8:], uint64(e.baseOffset))
+		to = to[entrySize:]
 	}
 	return b
 }
@@ -408,12 +426,9 @@ func (m *ProducerStateManager) decode(d *snapshotDecoder) (logID [16]byte) {
 	m.endOffset, m.maxProducerID = head.endOffset, head.maxProducerID
 	m.lastMarker, m.forgotAt = head.lastMarker, head.forgotAt
 	m.activity.now = head.now
-	if d.err == nil {
-		m.decodeTimes(d, times, producers)
-		m.decodeProducers(d, producers)
-	}
-	d.close()
-	if d.err == nil {
+	m.decodeTimes(d, times, producers)
+	m.decodeProducers(d, producers)
+	if d.close(); d.err == nil {
 		if twice := m.table.indexAll(); twice != nil {
 			d.fail("producer %d is in it twice", twice.id)
 		}
@@ -445,33 +460,26 @@ func (m *ProducerStateManager) decodeTimes(d *snapshotDecoder, times, producers 
 	}
 }
 
-// decodeProducers reads the producers, each into a row of its own, which are so
-// in the order of the list.
+// decodeProducers reads the producers, each into a row of its own, so that the
+// rows are in the order of the list.
 func (m *ProducerStateManager) decodeProducers(d *snapshotDecoder, producers uint32) {
 	a := &m.activity
 	of, left := uint32(0), uint32(0)
 	for i := range producers {
-		for ; left == 0 && d.err == nil; of++ {
-			left = a.marks[of].producers
-		}
-		b := d.take(producerSize)
-		if b == nil {
-			return
-		}
-		p := m.table.add(int64(littleEndian.Uint64(b)))
-		p.coordinatorEpoch = int32(littleEndian.Uint32(b[8:]))
-		p.epoch = int16(littleEndian.Uint16(b[12:]))
-		flags, batches := b[14], b[15]
-		p.mark = of - 1
-		p.older, p.newer = link(i), link(i+2)
-		left--
-		p.decode(d, flags, batches, m.endOffset)
-		if p.id > m.maxProducerID {
-			d.fail("producer %d is above the highest, %d", p.id, m.maxProducerID)
-		}
 		if d.err != nil {
 			return
 		}
+		for ; left == 0; of++ {
+			left = a.marks[of].producers
+		}
+		left--
+		p := m.table.add()
+		size := p.decode(d.peek(producerLimit))
+		if d.skip(size); size == 0 || p.id > m.maxProducerID || !p.endsBy(m.endOffset) {
+			d.fail("producer %d, number %d of %d, cannot be like that: %+v", p.id, i, producers, p.window)
+		}
+		p.mark = of - 1
+		p.older, p.newer = link(i), link(i+2)
 	}
 	if producers > 0 {
 		m.table.at(producers - 1).newer = 0
@@ -479,40 +487,53 @@ func (m *ProducerStateManager) decodeProducers(d *snapshotDecoder, producers uin
 	}
 }
 
-// decode reads the rest of a producer, and holds it against what can be.
-func (p *producer) decode(d *snapshotDecoder, flags, batches byte, endOffset int64) {
-	if p.id < 0 || p.epoch < 0 || p.coordinatorEpoch < noCoordinator || flags&^flagsKnown != 0 || batches > WindowSize {
-		d.fail("producer %d epoch %d coordinator epoch %d flags %#x with %d batches", p.id, p.epoch, p.coordinatorEpoch, flags, batches)
-		return
+// decode reads a producer that append has appended, and returns how many bytes
+// it took: more than there are in b if it is cut off, and none if it cannot be
+// like that.
+func (p *producer) decode(b []byte) int {
+	if len(b) < producerSize {
+		return producerSize
 	}
+	p.id = int64(littleEndian.Uint64(b))
+	p.coordinatorEpoch = int32(littleEndian.Uint32(b[8:]))
+	p.epoch = int16(littleEndian.Uint16(b[12:]))
+	flags, batches := b[14], b[15]
+	if p.id < 0 || p.epoch < 0 || p.coordinatorEpoch < noCoordinator || flags&^flagsKnown != 0 || batches > WindowSize {
+		return 0
+	}
+	p.setFlags(flags)
+	size := producerSize
+	if flags&flagTxn != 0 {
+		size += txnSize
+	}
+	at := size
+	if size += int(batches) * entrySize; size > len(b) {
+		return size
+	}
+	p.txnFirst = noTxn
+	if flags&flagTxn != 0 {
+		if p.txnFirst = int64(littleEndian.Uint64(b[producerSize:])); p.txnFirst < 0 {
+			return 0
+		}
+	}
+	for last := noOffset; at < size; at += entrySize {
+		e := entry{span(littleEndian.Uint64(b[at:])), int64(littleEndian.Uint64(b[at+8:]))}
+		if !e.wellFormed() || e.baseOffset <= last {
+			return 0
+		}
+		p.window.push(e.span, e.baseOffset)
+		last = e.baseOffset
+	}
+	return size
+}
+
+func (p *producer) setFlags(flags byte) {
 	p.window.rolled = flags&flagRolled != 0
 	if flags&flagEpoch != 0 {
 		p.past |= pastEpoch
 	}
 	if flags&flagMarker != 0 {
 		p.past |= pastMarker
-	}
-	p.txnFirst = noTxn
-	if flags&flagTxn != 0 {
-		if p.txnFirst = d.int64(); p.txnFirst < 0 || p.txnFirst >= endOffset {
-			d.fail("producer %d has a transaction from offset %d, in a log of %d", p.id, p.txnFirst, endOffset)
-		}
-	}
-	b := d.take(int(batches) * entrySize)
-	if b == nil {
-		return
-	}
-	for ; len(b) > 0; b = b[entrySize:] {
-		e := entry{span(littleEndian.Uint64(b)), int64(littleEndian.Uint64(b[8:]))}
-		if !e.wellFormed() || e.baseOffset <= p.newestOffset() {
-			d.fail("producer %d has a batch of %d sequences from %d at offset %d, after offset %d",
-				p.id, e.span.count(), e.span.first(), e.baseOffset, p.newestOffset())
-			return
-		}
-		p.window.push(e.span, e.baseOffset)
-	}
-	if p.reaches(endOffset) {
-		d.fail("producer %d has a batch at offset %d, which reaches past the end at %d", p.id, p.newestOffset(), endOffset)
 	}
 }
 
@@ -591,16 +612,30 @@ func (d *snapshotDecoder) fail(format string, args ...any) {
 	}
 }
 
-// take returns the next n bytes, which are good until the next take, or nil.
-func (d *snapshotDecoder) take(n int) []byte {
+// peek returns what is next: n bytes or more, or all that is left.
+func (d *snapshotDecoder) peek(n int) []byte {
 	if d.end-d.start < n {
 		d.fill(n)
 	}
-	if d.err != nil {
-		return nil
+	return d.buf[d.start:d.end]
+}
+
+// skip passes over n bytes. It fails if there are no more as many.
+func (d *snapshotDecoder) skip(n int) {
+	if n > d.end-d.start {
+		d.cutOff(n)
+		return
 	}
 	d.start += n
-	return d.buf[d.start-n : d.start]
+}
+
+// take returns the next n bytes, which are good until the next peek, or nil.
+func (d *snapshotDecoder) take(n int) []byte {
+	b := d.peek(n)
+	if d.skip(n); d.err != nil {
+		return nil
+	}
+	return b[:n]
 }
 
 // fill makes n bytes lie in buf, if they come. It requires that n fits.
@@ -618,15 +653,12 @@ func (d *snapshotDecoder) fill(n int) {
 			d.readErr = io.ErrNoProgress
 		}
 	}
-	if d.end < n {
-		d.cutOff(n)
-	}
 }
 
-// cutOff notes why no more came.
+// cutOff notes why n more bytes did not come.
 func (d *snapshotDecoder) cutOff(n int) {
 	if d.readErr == io.EOF {
-		d.fail("it ends after %d bytes of the next %d", d.end, n)
+		d.fail("it ends after %d bytes of the next %d", d.end-d.start, n)
 	} else if d.err == nil {
 		d.err = fmt.Errorf("idempotence: reading a snapshot: %w", d.readErr)
 	}
@@ -653,13 +685,10 @@ func (d *snapshotDecoder) close() {
 
 // requireEnd fails if there is another byte.
 func (d *snapshotDecoder) requireEnd() {
-	before := d.err
-	d.fill(1)
-	switch {
-	case d.end > 0:
+	if len(d.peek(1)) > 0 {
 		d.fail("bytes follow its end")
-	case d.readErr == io.EOF:
-		d.err = before
+	} else if d.readErr != io.EOF {
+		d.cutOff(1)
 	}
 }
 
