@@ -107,7 +107,7 @@ func (p *partition) restart(t *testing.T) {
 func (p *partition) truncate(t *testing.T, to int64) (exact bool) {
 	t.Helper()
 	p.log = slices.DeleteFunc(p.log, func(l logged) bool { return l.end() > to })
-	p.end = min(p.end, to)
+	p.end = min(p.end, max(to, 0))
 	exact = p.m.Truncate(to)
 	if !exact {
 		p.restart(t)

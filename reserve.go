@@ -84,6 +84,9 @@ func (e *InFlightError) Error() string {
 // exactly one call of Commit or Abort. One that never ends keeps its producer
 // from being forgotten, and keeps whoever waits for it waiting.
 //
+// Reservations are allocated reservationBlock at a time, since one allocation
+// for each would cost as much as all the rest of Reserve and Commit.
+//
 // Its methods are safe for concurrent use, and a late or repeated call does no
 // harm.
 type Reservation struct {
@@ -93,7 +96,12 @@ type Reservation struct {
 	ended  bool // by Commit or Abort of this handle; protected by m.mu
 }
 
-// flight is one batch in flight.
+// reservationBlock is how many reservations are allocated together. A single one
+// that is kept keeps the block, of 384 bytes.
+const reservationBlock = 16
+
+// flight is one batch in flight. Where it has left, done is nil, and the rest
+// means nothing.
 type flight struct {
 	ticket        uint64
 	span          span
@@ -108,6 +116,7 @@ type flight struct {
 func (f *flight) end() {
 	if f.done != nil {
 		close(f.done)
+		f.done = nil
 	}
 }
 
@@ -196,7 +205,9 @@ type pipelines struct {
 	lanes     []lane
 	free      []uint32
 	newcomers map[int64]uint32
-	tickets   uint64 // handed out so far
+	tickets   uint64        // handed out so far
+	block     []Reservation // of which the first used have been handed out
+	used      int
 	// doubt is an offset from which on the log may hold batches whose append
 	// was in flight when it was abandoned, or noOffset.
 	doubt int64
@@ -263,19 +274,27 @@ func (o *owed) rotate(now instant) {
 // Safe for concurrent use. It makes one small allocation for Append.
 func (m *ProducerStateManager) Reserve(b Batch) (*Reservation, Result, error) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	if p := m.table.find(b.ProducerID); p != nil && p.continuedBy(&b) {
-		return m.reserve(&b, p), Result{Verdict: Append}, nil
+		r := m.reserve(&b, p)
+		m.mu.Unlock()
+		return r, Result{Verdict: Append}, nil
 	}
-	res, p, err := m.judge(&b)
+	r, res, err := m.reserveAny(&b)
+	m.mu.Unlock()
+	return r, res, err
+}
+
+// reserveAny is Reserve in general. Requires mu held.
+func (m *ProducerStateManager) reserveAny(b *Batch) (*Reservation, Result, error) {
+	res, p, err := m.judge(b)
 	if err != nil {
-		return nil, Result{}, m.refuse(b, p, err)
+		return nil, Result{}, m.refuse(*b, p, err)
 	}
 	if res.Verdict == Duplicate {
 		m.stats.Duplicate++
 		return nil, res, nil
 	}
-	return m.reserve(&b, p), res, nil
+	return m.reserve(b, p), res, nil
 }
 
 // ReserveWait is Reserve for a caller who can wait: where the batch cannot be
@@ -315,7 +334,42 @@ func (m *ProducerStateManager) ReserveWait(ctx context.Context, b Batch) (*Reser
 func (r *Reservation) Commit(baseOffset int64) error {
 	m := r.m
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	if m.landAlone(r, baseOffset) {
+		m.mu.Unlock()
+		return nil
+	}
+	err := r.commit(baseOffset)
+	m.mu.Unlock()
+	return err
+}
+
+// landAlone commits a batch that is alone in its lane and changes nothing but
+// the window of its producer. It does nothing and returns false where the case
+// is not that simple. Requires mu held.
+func (m *ProducerStateManager) landAlone(r *Reservation, baseOffset int64) bool {
+	l := &m.inFlight.lanes[r.lane]
+	f := l.at(0)
+	if r.ended || l.count != 1 || f.ticket != r.ticket || f.transactional {
+		return false
+	}
+	p := m.table.find(l.pid)
+	if p == nil || p.epoch != l.epoch || m.table.lastOwned() == nil || !m.isNewest(p, m.table.lastRow) ||
+		baseOffset < m.endOffset || !roomAt(baseOffset, f.span.count()) {
+		return false
+	}
+	r.ended = true
+	m.stats.Accepted++
+	m.endOffset = baseOffset + int64(f.span.count())
+	p.window.push(f.span, baseOffset)
+	f.end()
+	l.count, p.lane = 0, 0
+	m.inFlight.free = append(m.inFlight.free, r.lane)
+	return true
+}
+
+// commit is Commit in general. Requires m.mu held.
+func (r *Reservation) commit(baseOffset int64) error {
+	m := r.m
 	i, err := r.position()
 	if err != nil {
 		return err
@@ -412,12 +466,32 @@ func (m *ProducerStateManager) reserve(b *Batch, p *producer) *Reservation {
 		floor:         m.endOffset,
 		transactional: b.Transactional,
 	})
-	return &Reservation{m: m, ticket: pl.tickets, lane: n}
+	r := m.reservation()
+	r.ticket, r.lane = pl.tickets, n
+	return r
 }
 
-// push adds a flight at the end. It requires count < WindowSize.
+// reservation returns a Reservation that was not handed out before. Requires mu
+// held.
+func (m *ProducerStateManager) reservation() *Reservation {
+	pl := m.inFlight
+	if pl.used == len(pl.block) {
+		pl.block, pl.used = make([]Reservation, reservationBlock), 0
+		for i := range pl.block {
+			pl.block[i].m = m
+		}
+	}
+	r := &pl.block[pl.used]
+	pl.used++
+	return r
+}
+
+// push adds a flight at the end. It requires count < WindowSize. Only the place
+// is reused, whose done is nil, so that no pointer is written.
 func (l *lane) push(f flight) {
-	*l.at(l.count) = f
+	g := l.at(l.count)
+	g.ticket, g.span, g.floor = f.ticket, f.span, f.floor
+	g.transactional, g.committed = f.transactional, false
 	l.count++
 	l.next = nextSequence(f.span.last())
 }
@@ -476,7 +550,6 @@ func (m *ProducerStateManager) land(n uint32) {
 			m.landing(l.pid, n, l.epoch).record(l.batch(f), f.baseOffset)
 		}
 		f.end()
-		*f = flight{}
 		l.start, l.count = l.slot(1), l.count-1
 	}
 	if l.count == 0 {
@@ -509,7 +582,6 @@ func (m *ProducerStateManager) cancel(n uint32, i uint8) (hole bool) {
 		f := l.at(j)
 		hole = hole || f.committed
 		f.end()
-		*f = flight{}
 	}
 	l.count, l.next = i, first
 	if hole {

@@ -71,6 +71,9 @@ func (p *producer) cut(to int64) (known, gone bool) {
 		p.txnFirst = before(p.txnFirst, p.window.newest().baseOffset)
 		p.window.pop()
 	}
+	if p.parked && !p.protected() {
+		m.unpark(p, row)
+	}
 	if p.window.count > 0 {
 		return known, false
 	}
