@@ -288,7 +288,10 @@ func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
 		}
 		rows = rows[n:]
 	}
-	return e.close()
+	e.flush()
+	e.buf = littleEndian.AppendUint32(e.buf, e.sum)
+	e.flush()
+	return e.result()
 }
 
 func (h *snapshotHead) append(b []byte) []byte {
@@ -428,12 +431,20 @@ func (m *ProducerStateManager) decode(d *snapshotDecoder) (logID [16]byte) {
 	m.activity.now = head.now
 	m.decodeTimes(d, times, producers)
 	m.decodeProducers(d, producers)
-	if d.close(); d.err == nil {
-		if twice := m.table.indexAll(); twice != nil {
-			d.fail("producer %d is in it twice", twice.id)
-		}
-	}
+	sum := d.checksum()
+	d.requireSum(sum, d.uint32())
+	m.indexAll(d)
 	return head.logID
+}
+
+// indexAll makes what was decoded fit to be looked up.
+func (m *ProducerStateManager) indexAll(d *snapshotDecoder) {
+	if d.err != nil {
+		return
+	}
+	if twice := m.table.indexAll(); twice != nil {
+		d.fail("producer %d is in it twice", twice.id)
+	}
 }
 
 // decodeTimes reads the times as marks, and makes the mark of those active since
@@ -578,11 +589,7 @@ func (e *snapshotEncoder) flush() {
 	e.buf = e.buf[:0]
 }
 
-// close writes what is left, and the checksum.
-func (e *snapshotEncoder) close() (int64, error) {
-	e.flush()
-	e.buf = littleEndian.AppendUint32(e.buf, e.sum)
-	e.flush()
+func (e *snapshotEncoder) result() (int64, error) {
 	if e.err != nil {
 		return e.written, fmt.Errorf("idempotence: writing a snapshot: %w", e.err)
 	}
@@ -671,14 +678,17 @@ func (d *snapshotDecoder) checksum() uint32 {
 	return d.sum
 }
 
-// close reads the checksum, and requires that nothing comes after it.
-func (d *snapshotDecoder) close() {
-	if d.err != nil {
-		return
-	}
-	sum := d.checksum()
-	if got := d.uint32(); got != sum && d.err == nil {
-		d.fail("its checksum is %08x, that of its bytes is %08x", got, sum)
+// sumFromHere leaves out of the sum what was taken so far.
+func (d *snapshotDecoder) sumFromHere() {
+	d.checksum()
+	d.sum = 0
+}
+
+// requireSum fails if the checksum is another than what was read says, or if
+// anything follows.
+func (d *snapshotDecoder) requireSum(sum, want uint32) {
+	if sum != want {
+		d.fail("its checksum is %08x, that of its bytes is %08x", want, sum)
 	}
 	d.requireEnd()
 }
