@@ -74,7 +74,7 @@ func (s *Snapshot) encodeKafka(e *snapshotEncoder, rows []uint32) {
 	var scratch producer
 	for _, row := range rows {
 		e.room(kafkaProducerSize)
-		p := s.at(row, &scratch)
+		p, _ := s.at(row, &scratch)
 		e.buf = p.appendKafka(e.buf, s.timestamp(p))
 	}
 	e.flush()
@@ -85,7 +85,7 @@ func (s *Snapshot) byID() []uint32 {
 	ranks := make([]ranked, 0, s.rows.rows)
 	var scratch producer
 	for row := range s.rows.rows {
-		if p := s.at(row, &scratch); p != nil {
+		if p, _ := s.at(row, &scratch); p != nil {
 			ranks = append(ranks, ranked{key: uint64(p.id), row: row})
 		}
 	}
@@ -97,7 +97,7 @@ func (s *Snapshot) timestamp(p *producer) int64 {
 	switch {
 	case p.mark != s.current:
 		return s.marks[p.mark].ms
-	case s.head.now == instant{}:
+	case s.head.now.ms == longAgo:
 		return noTimestamp
 	}
 	return s.head.now.ms
@@ -258,6 +258,7 @@ func (m *ProducerStateManager) enlistAll(ranks []ranked) {
 		a.current = a.newMark()
 	}
 	a.ahead = true
+	m.parkOldest()
 }
 
 // enlistAt puts rows into the list as those last active at one time, and makes

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"math"
 	"slices"
 )
 
@@ -27,9 +28,10 @@ import (
 //	    48     8  end offset when a producer was last forgotten, or 0
 //	    56     8  time of the last Expire, milliseconds since 1970
 //	    64     4  and nanoseconds within the millisecond, in 0..999999
-//	    68     4  number of times, T
-//	    72     4  number of producers, P
-//	    76  16*T  times of activity, rising
+//	    68     4  flags: 1 Truncate can no longer be exact
+//	    72     4  number of times, T
+//	    76     4  number of producers, P
+//	    80  16*T  times of activity, rising
 //	              +0  8  milliseconds since 1970
 //	              +8  4  nanoseconds within the millisecond
 //	             +12  4  how many producers were last active then, 1 or more
@@ -65,13 +67,16 @@ const (
 	snapshotMagic   = "idps"
 	snapshotVersion = 1
 
-	headerSize   = 76
+	headerSize   = 80
 	timeSize     = 16
 	producerSize = 16
 	txnSize      = 8
 	entrySize    = 16
 	checksumSize = 4
 
+	flagInexact uint32 = 1 << 0 // of the header
+
+	// Of a producer.
 	flagRolled byte = 1 << 0
 	flagEpoch  byte = 1 << 1
 	flagMarker byte = 1 << 2
@@ -130,6 +135,7 @@ type snapshotHead struct {
 	lastMarker    int64
 	forgotAt      int64
 	now           instant // of the last Expire
+	inexact       bool
 }
 
 // Snapshot returns a copy of the state at this moment: a consistent one, however
@@ -159,6 +165,7 @@ func (m *ProducerStateManager) Snapshot() *Snapshot {
 			lastMarker:    min(m.lastMarker, end-1),
 			forgotAt:      min(m.forgotAt, end),
 			now:           m.activity.now,
+			inexact:       m.inexact && end > 0,
 		},
 	}
 }
@@ -177,18 +184,22 @@ func (s *Snapshot) EndOffset() int64 { return s.head.endOffset }
 func (s *Snapshot) LogID() [16]byte { return s.head.logID }
 
 // at returns the producer in a row as the snapshot holds it, or nil where
-// nothing of it lies below the end offset. Where that takes a copy, it is made in
-// scratch.
-func (s *Snapshot) at(row uint32, scratch *producer) *producer {
-	p := s.rows.at(row)
-	if !s.trimmed || p.endsBy(s.head.endOffset) {
-		return p
+// nothing of it lies below the end offset, and whether that is known to be right.
+// Where it takes a copy, that is made in scratch.
+func (s *Snapshot) at(row uint32, scratch *producer) (p *producer, known bool) {
+	p = s.rows.at(row)
+	switch {
+	case !s.trimmed || p.endsBy(s.head.endOffset):
+		return p, true
+	case s.head.endOffset == 0:
+		return nil, true
 	}
 	*scratch = *p
-	if _, gone := scratch.cut(s.head.endOffset); gone {
-		return nil
+	known, gone := scratch.cut(s.head.endOffset)
+	if gone {
+		return nil, known
 	}
-	return scratch
+	return scratch, known
 }
 
 // times returns the times of the marks, each once and rising, and for each mark
@@ -217,15 +228,23 @@ func compareTimes(a, b mark) int {
 	return cmp.Or(cmp.Compare(a.ms, b.ms), cmp.Compare(a.ns, b.ns))
 }
 
-// byActivity returns the rows in the order of the format, and the times with the
-// number of their producers.
-func (s *Snapshot) byActivity() ([]uint32, []mark) {
+// contents is what a snapshot is written from, beside the head.
+type contents struct {
+	rows    []uint32 // in the order of the format
+	times   []mark   // with the numbers of their producers
+	inexact bool     // what is left of a trimmed producer may not be right
+}
+
+func (s *Snapshot) contents() contents {
 	times, timeOf := s.times()
 	counts := make([]uint32, len(times)+1)
 	ranks := make([]ranked, 0, s.rows.rows)
+	inexact := false
 	var scratch producer
 	for row := range s.rows.rows {
-		if p := s.at(row, &scratch); p != nil {
+		p, known := s.at(row, &scratch)
+		inexact = inexact || !known
+		if p != nil {
 			ranks = append(ranks, ranked{key: uint64(p.newestOffset() + 1), row: row, time: timeOf[p.mark]})
 			counts[timeOf[p.mark]]++
 		}
@@ -236,7 +255,8 @@ func (s *Snapshot) byActivity() ([]uint32, []mark) {
 	for i := range times {
 		times[i].producers = counts[i]
 	}
-	return s.rows.inOrder(ranks), slices.DeleteFunc(times, func(k mark) bool { return k.producers == 0 })
+	times = slices.DeleteFunc(times, func(k mark) bool { return k.producers == 0 })
+	return contents{s.rows.inOrder(ranks), times, inexact}
 }
 
 // rankByCommit makes the place in the lists the key. A parked producer comes
@@ -268,23 +288,25 @@ func (s *Snapshot) rankByCommit(ranks []ranked) {
 // It takes a buffer of 64 KiB, and for each producer 16 bytes, or twice that
 // where they are not in the order of their last activity.
 func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
-	rows, times := s.byActivity()
+	c := s.contents()
 	e := newSnapshotEncoder(w)
-	e.room(headerSize)
-	e.buf = s.head.append(e.buf)
-	e.buf = littleEndian.AppendUint32(e.buf, uint32(len(times)))
-	e.buf = littleEndian.AppendUint32(e.buf, uint32(len(rows)))
-	for _, k := range times {
+	head := s.head
+	head.inexact = head.inexact || c.inexact
+	e.buf = head.append(e.buf)
+	e.buf = littleEndian.AppendUint32(e.buf, uint32(len(c.times)))
+	e.buf = littleEndian.AppendUint32(e.buf, uint32(len(c.rows)))
+	for _, k := range c.times {
 		e.room(timeSize)
 		e.buf = k.at().append(e.buf)
 		e.buf = littleEndian.AppendUint32(e.buf, k.producers)
 	}
 	var scratch producer
-	for len(rows) > 0 {
+	for rows := c.rows; len(rows) > 0; {
 		n := min(len(rows), rowsAhead)
 		e.room(s.size(rows[:n]))
 		for _, row := range rows[:n] {
-			e.buf = s.at(row, &scratch).append(e.buf)
+			p, _ := s.at(row, &scratch)
+			e.buf = p.append(e.buf)
 		}
 		rows = rows[n:]
 	}
@@ -302,7 +324,12 @@ func (h *snapshotHead) append(b []byte) []byte {
 	b = littleEndian.AppendUint64(b, uint64(h.maxProducerID))
 	b = littleEndian.AppendUint64(b, uint64(h.lastMarker))
 	b = littleEndian.AppendUint64(b, uint64(h.forgotAt))
-	return h.now.append(b)
+	b = h.now.append(b)
+	var flags uint32
+	if h.inexact {
+		flags |= flagInexact
+	}
+	return littleEndian.AppendUint32(b, flags)
 }
 
 func (i instant) append(b []byte) []byte {
@@ -407,7 +434,7 @@ func (m *ProducerStateManager) Restore(r io.Reader) error {
 // replaceBy makes the state of n, which nobody else knows, that of m.
 func (m *ProducerStateManager) replaceBy(n *ProducerStateManager) {
 	if limit := m.cfg.MaxProducers; limit > 0 {
-		n.evictDownTo(limit)
+		n.evictDownTo(limit, math.MaxInt)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -416,7 +443,7 @@ func (m *ProducerStateManager) replaceBy(n *ProducerStateManager) {
 		n.activity.now = m.activity.now
 	}
 	m.table, m.activity = n.table, n.activity
-	m.endOffset, m.lastMarker, m.forgotAt = n.endOffset, n.lastMarker, n.forgotAt
+	m.endOffset, m.lastMarker, m.forgotAt, m.inexact = n.endOffset, n.lastMarker, n.forgotAt, n.inexact
 	m.maxProducerID = max(m.maxProducerID, n.maxProducerID)
 	m.stats.Evicted += n.stats.Evicted
 }
@@ -427,7 +454,7 @@ func (m *ProducerStateManager) decode(d *snapshotDecoder) (logID [16]byte) {
 	head := d.head()
 	times, producers := d.uint32(), d.uint32()
 	m.endOffset, m.maxProducerID = head.endOffset, head.maxProducerID
-	m.lastMarker, m.forgotAt = head.lastMarker, head.forgotAt
+	m.lastMarker, m.forgotAt, m.inexact = head.lastMarker, head.forgotAt, head.inexact
 	m.activity.now = head.now
 	m.decodeTimes(d, times, producers)
 	m.decodeProducers(d, producers)
@@ -495,6 +522,7 @@ func (m *ProducerStateManager) decodeProducers(d *snapshotDecoder, producers uin
 	if producers > 0 {
 		m.table.at(producers - 1).newer = 0
 		a.idle = list{oldest: linkTo(0), newest: linkTo(producers - 1)}
+		m.parkOldest()
 	}
 }
 
@@ -741,10 +769,12 @@ func (d *snapshotDecoder) head() snapshotHead {
 	copy(h.logID[:], d.take(len(h.logID)))
 	h.endOffset, h.maxProducerID, h.lastMarker, h.forgotAt = d.int64(), d.int64(), d.int64(), d.int64()
 	h.now = d.instant()
+	flags := d.uint32()
+	h.inexact = flags&flagInexact != 0
 	if h.endOffset < 0 || h.maxProducerID < NoProducerID || h.lastMarker < noOffset || h.lastMarker >= h.endOffset ||
-		h.forgotAt < 0 || h.forgotAt > h.endOffset || h.now.ms < 0 {
-		d.fail("end offset %d, highest producer id %d, last marker at %d, forgot at %d",
-			h.endOffset, h.maxProducerID, h.lastMarker, h.forgotAt)
+		h.forgotAt < 0 || h.forgotAt > h.endOffset || flags&^flagInexact != 0 {
+		d.fail("end offset %d, highest producer id %d, last marker at %d, forgot at %d, flags %#x",
+			h.endOffset, h.maxProducerID, h.lastMarker, h.forgotAt, flags)
 	}
 	return h
 }
