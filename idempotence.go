@@ -1,0 +1,517 @@
+package idempotence
+
+import (
+	"iter"
+	"math"
+	"sync"
+)
+
+// NoProducerID is the producer id of a batch whose producer is not idempotent
+// (RecordBatch.NO_PRODUCER_ID). Such a batch is always appended and never
+// remembered.
+const NoProducerID int64 = -1
+
+// noEpoch and noSequence stand in a BatchError for "none"; noOffset too.
+const (
+	noEpoch    int16 = -1
+	noSequence int32 = -1
+	noOffset   int64 = -1
+)
+
+// UnknownProducerPolicy says what is asked of the first batch of a producer of
+// which nothing is remembered: it is new, or it has been forgotten. A value
+// other than the three below counts as StartAtZero.
+type UnknownProducerPolicy uint8
+
+const (
+	// StartAtZero, the zero value, accepts only base sequence 0 and refuses
+	// anything else with ErrUnknownProducer. It is the safe choice: a producer
+	// whose first batch was lost can never leave a hole. (Kafka before 2.5.)
+	StartAtZero UnknownProducerPolicy = iota
+
+	// AcceptAny accepts any first sequence, so that a producer whose state was
+	// lost goes on without noticing; a batch lost before its first one is lost
+	// without notice too. (Kafka 2.5 to 4.4.)
+	AcceptAny
+
+	// StartAtZeroOnNewLog accepts only base sequence 0 while the log has never
+	// held a record (EndOffset is 0), and refuses anything else with
+	// ErrOutOfOrderSequence, since the batch before it is probably on its way.
+	// After that it accepts any first sequence. (Kafka from 4.5.)
+	StartAtZeroOnNewLog
+)
+
+// String returns the policy's name in the source.
+func (p UnknownProducerPolicy) String() string {
+	switch p {
+	case AcceptAny:
+		return "AcceptAny"
+	case StartAtZeroOnNewLog:
+		return "StartAtZeroOnNewLog"
+	}
+	return "StartAtZero"
+}
+
+// Config is what a manager is made with. The zero Config is ready to use and
+// follows the rules as the package comment states them.
+type Config struct {
+	// UnknownProducer says what is asked of the first batch of a producer of
+	// which nothing is remembered. The zero value is StartAtZero.
+	UnknownProducer UnknownProducerPolicy
+}
+
+// Verdict is what to do with a batch that is not refused. The zero Verdict is
+// neither of the two and comes only with an error.
+type Verdict uint8
+
+const (
+	// Append: the batch is the next one. Append it to the log, then Commit it.
+	Append Verdict = iota + 1
+	// Duplicate: the batch is already in the log. Do not append it; answer the
+	// producer with the offset of the first copy, as if it had just been
+	// written.
+	Duplicate
+)
+
+// String returns the verdict's name in the source, or "none" for the zero Verdict.
+func (v Verdict) String() string {
+	switch v {
+	case Append:
+		return "Append"
+	case Duplicate:
+		return "Duplicate"
+	}
+	return "none"
+}
+
+// Result is the answer to a batch that is not refused.
+type Result struct {
+	// Verdict is Append or Duplicate; zero only where an error is returned.
+	Verdict Verdict
+	// BaseOffset is the base offset of the first copy, for Duplicate. The
+	// records there may have been deleted by retention since: the offset is
+	// still the right answer. It is 0 for Append, whose offset the log has yet
+	// to give.
+	BaseOffset int64
+}
+
+// Batch is what the header of a record batch says of its producer.
+type Batch struct {
+	// ProducerID is 0 or above, or NoProducerID.
+	ProducerID int64
+	// Epoch is the producer's epoch, in 0..32767.
+	Epoch int16
+	// BaseSequence is the sequence of the first record, in 0..2147483647.
+	BaseSequence int32
+	// Count is how many sequences the batch covers, in 1..2147483647: the
+	// header's lastOffsetDelta plus one, which is not the number of records
+	// left in it after compaction.
+	Count int32
+	// Transactional says that the batch is part of a transaction.
+	Transactional bool
+}
+
+// wellFormed reports whether every field is in its range (rule 1).
+func (b *Batch) wellFormed() bool {
+	return b.ProducerID >= 0 && b.Epoch >= 0 && b.BaseSequence >= 0 && b.Count >= 1
+}
+
+// producer is everything remembered of one producer: a row of the table.
+//
+// Invariants (audited in the tests):
+//  1. id >= 0 and epoch >= 0.
+//  2. The window holds only batches of this epoch.
+type producer struct {
+	id     int64
+	epoch  int16
+	window window
+}
+
+// newestOffset returns the newest base offset remembered, or noOffset.
+func (p *producer) newestOffset() int64 {
+	if p.window.count == 0 {
+		return noOffset
+	}
+	return p.window.newest().BaseOffset
+}
+
+// continuedBy reports whether a batch is this producer's next one: the case
+// that nearly every batch is, told with four comparisons. That the batch is
+// well-formed follows from them, but for its count.
+func (p *producer) continuedBy(b *Batch) bool {
+	return p.id == b.ProducerID && p.epoch == b.Epoch && p.window.follows(b.BaseSequence) && b.Count > 0
+}
+
+// judge applies rules 3 to 7 to a well-formed batch of this producer. It
+// changes nothing.
+func (p *producer) judge(b *Batch) (Result, error) {
+	if b.Epoch != p.epoch {
+		return p.judgeOtherEpoch(b)
+	}
+	last := lastSequence(b.BaseSequence, b.Count)
+	if first := p.window.find(b.BaseSequence, last); first != nil {
+		return Result{Duplicate, first.BaseOffset}, nil
+	}
+	if b.BaseSequence != p.window.next {
+		return Result{}, ErrOutOfOrderSequence
+	}
+	return Result{Verdict: Append}, nil
+}
+
+func (p *producer) judgeOtherEpoch(b *Batch) (Result, error) {
+	switch {
+	case b.Epoch < p.epoch:
+		return Result{}, ErrFenced
+	case b.BaseSequence != 0:
+		return Result{}, ErrOutOfOrderSequence
+	}
+	return Result{Verdict: Append}, nil
+}
+
+// record makes an appended batch the newest remembered one. It requires that
+// the batch has been judged Append and that its offset is above the newest.
+func (p *producer) record(b *Batch, baseOffset int64) {
+	if b.Epoch != p.epoch {
+		p.window.clear()
+		p.epoch = b.Epoch
+	}
+	p.window.push(b.BaseSequence, b.Count, baseOffset)
+}
+
+// ProducerStateManager remembers, for one partition, the last batches of each
+// producer, and judges whether a batch is new, a retry, or neither.
+//
+// Make one with New for each partition: sequences count per partition, and so
+// does everything else here. The loop that uses it is [ProducerStateManager.Check],
+// append to the log, [ProducerStateManager.Commit]; the package comment says
+// who must hold which lock meanwhile.
+//
+// It is safe for concurrent use. Every method holds one mutex for a time that
+// does not depend on how many producers are remembered. It must not be copied.
+type ProducerStateManager struct {
+	// mu protects everything below it.
+	mu    sync.Mutex
+	cfg   Config
+	table table
+	stats Stats
+	// endOffset is one past the highest offset known of. It never falls.
+	endOffset int64
+	// maxProducerID is the highest id ever remembered, or NoProducerID.
+	maxProducerID int64
+}
+
+// New returns a manager for one partition of which nothing is known yet: no
+// producers, end offset 0. It copies cfg. A manager that stays empty takes
+// less than 512 bytes.
+func New(cfg Config) *ProducerStateManager {
+	return &ProducerStateManager{cfg: cfg, table: newTable(), maxProducerID: NoProducerID}
+}
+
+// Check judges a batch and changes nothing: [ProducerStateManager.CheckBatch]
+// for a batch that is not transactional.
+func (m *ProducerStateManager) Check(pid int64, epoch int16, baseSeq, count int32) (Result, error) {
+	return m.CheckBatch(Batch{ProducerID: pid, Epoch: epoch, BaseSequence: baseSeq, Count: count})
+}
+
+// Commit records a batch that has been appended:
+// [ProducerStateManager.CommitBatch] for a batch that is not transactional.
+func (m *ProducerStateManager) Commit(pid int64, epoch int16, baseSeq, count int32, baseOffset int64) error {
+	return m.CommitBatch(Batch{ProducerID: pid, Epoch: epoch, BaseSequence: baseSeq, Count: count}, baseOffset)
+}
+
+// CheckBatch judges a batch against what is remembered of its producer and
+// answers Append, Duplicate with the offset of the first copy, or a
+// [*BatchError] around ErrInvalidBatch, ErrUnknownProducer,
+// ErrOutOfOrderSequence or ErrFenced. Where two refusals apply, the one named
+// first in the rules of the package comment wins.
+//
+// It changes nothing but the counts of Stats, so a batch that is checked and
+// then not appended leaves no trace. It does not allocate unless it refuses.
+// Safe for concurrent use; the answer holds until the next Commit for the
+// producer, so hold the partition's append lock until your own.
+//
+// The rules are those of KIP-98 as kept by Kafka's ProducerAppendInfo and
+// ProducerStateEntry.
+func (m *ProducerStateManager) CheckBatch(b Batch) (Result, error) {
+	m.mu.Lock()
+	if p := m.table.last; p != nil && p.continuedBy(&b) {
+		m.mu.Unlock()
+		return Result{Verdict: Append}, nil
+	}
+	res, err := m.check(&b)
+	m.mu.Unlock()
+	return res, err
+}
+
+// check is CheckBatch in general. Requires mu held.
+func (m *ProducerStateManager) check(b *Batch) (Result, error) {
+	res, p, err := m.judge(b)
+	if err != nil {
+		return res, m.refuse(*b, p, err)
+	}
+	if res.Verdict == Duplicate {
+		m.stats.Duplicate++
+	}
+	return res, nil
+}
+
+// CommitBatch records that a batch has been appended to the log with its first
+// record at baseOffset. From then on it is recognised as a duplicate, and its
+// successor is in order. A newer epoch is adopted here, and the batches of the
+// older one are forgotten.
+//
+// The batch is judged once more, since the state may have moved after the
+// CheckBatch. What CheckBatch would refuse now is refused with the same error.
+// ErrDuplicateSequence says that it is remembered already, and ErrOffsetOrder
+// that baseOffset is negative, is at or below the newest one remembered of the
+// producer, or leaves no room for the batch below the largest int64. A refusal
+// changes nothing but the counts of Stats.
+//
+// A batch without a producer id only moves the end offset. Its other fields
+// are not judged.
+//
+// It does not allocate unless it refuses or the producer is new. Safe for
+// concurrent use; hold the partition's append lock from CheckBatch until it
+// returns.
+func (m *ProducerStateManager) CommitBatch(b Batch, baseOffset int64) error {
+	m.mu.Lock()
+	if p := m.table.last; p != nil && p.continuedBy(&b) && offsetInOrder(&b, p, baseOffset) {
+		m.accept(&b, baseOffset)
+		m.table.edit(b.ProducerID).record(&b, baseOffset)
+		m.mu.Unlock()
+		return nil
+	}
+	err := m.commit(&b, baseOffset)
+	m.mu.Unlock()
+	return err
+}
+
+// commit is CommitBatch in general. Requires mu held.
+func (m *ProducerStateManager) commit(b *Batch, baseOffset int64) error {
+	res, p, err := m.judge(b)
+	switch {
+	case err != nil:
+		return m.refuseCommit(b, p, err, baseOffset, noOffset)
+	case res.Verdict == Duplicate:
+		return m.refuseCommit(b, p, ErrDuplicateSequence, baseOffset, res.BaseOffset)
+	case !offsetInOrder(b, p, baseOffset):
+		return m.refuseCommit(b, p, ErrOffsetOrder, baseOffset, newestOffset(p))
+	}
+	m.accept(b, baseOffset)
+	if b.ProducerID != NoProducerID {
+		m.producerOf(b).record(b, baseOffset)
+	}
+	return nil
+}
+
+// accept counts a batch that has passed every test. Requires mu held.
+func (m *ProducerStateManager) accept(b *Batch, baseOffset int64) {
+	m.advance(baseOffset + int64(max(b.Count, 0)))
+	m.stats.Accepted++
+}
+
+// producerOf returns the producer of a batch for writing, and makes one where
+// it is unknown. Requires mu held.
+func (m *ProducerStateManager) producerOf(b *Batch) *producer {
+	if m.table.find(b.ProducerID) != nil {
+		return m.table.edit(b.ProducerID)
+	}
+	p := m.table.insert(b.ProducerID)
+	p.epoch = b.Epoch
+	m.maxProducerID = max(m.maxProducerID, b.ProducerID)
+	return p
+}
+
+// judge applies rules 0 to 7. Beside the answer it returns the producer, or nil
+// where it is unknown or the batch names none. Requires mu held.
+func (m *ProducerStateManager) judge(b *Batch) (Result, *producer, error) {
+	if b.ProducerID == NoProducerID {
+		return Result{Verdict: Append}, nil, nil
+	}
+	if !b.wellFormed() {
+		return Result{}, nil, ErrInvalidBatch
+	}
+	p := m.table.find(b.ProducerID)
+	if p == nil {
+		res, err := m.judgeUnknown(b)
+		return res, nil, err
+	}
+	res, err := p.judge(b)
+	return res, p, err
+}
+
+// judgeUnknown applies rule 2, the policy for a producer of which nothing is
+// remembered. Requires mu held.
+func (m *ProducerStateManager) judgeUnknown(b *Batch) (Result, error) {
+	if b.BaseSequence == 0 {
+		return Result{Verdict: Append}, nil
+	}
+	switch m.cfg.UnknownProducer {
+	case AcceptAny:
+	case StartAtZeroOnNewLog:
+		if m.endOffset == 0 {
+			return Result{}, ErrOutOfOrderSequence
+		}
+	default:
+		return Result{}, ErrUnknownProducer
+	}
+	return Result{Verdict: Append}, nil
+}
+
+func newestOffset(p *producer) int64 {
+	if p == nil {
+		return noOffset
+	}
+	return p.newestOffset()
+}
+
+// offsetInOrder reports whether the log could have given baseOffset to a batch
+// of p, which is nil where the producer is unknown.
+func offsetInOrder(b *Batch, p *producer, baseOffset int64) bool {
+	return baseOffset > newestOffset(p) && baseOffset <= math.MaxInt64-int64(max(b.Count, 0))
+}
+
+func (m *ProducerStateManager) advance(endOffset int64) {
+	m.endOffset = max(m.endOffset, endOffset)
+}
+
+// refuse counts a refusal and gathers the facts of it. Requires mu held.
+func (m *ProducerStateManager) refuse(b Batch, p *producer, why error) error {
+	m.stats.count(why)
+	e := &BatchError{Batch: b, Expected: noSequence, CurrentEpoch: noEpoch, BaseOffset: noOffset, FirstOffset: noOffset, Err: why}
+	if p != nil {
+		e.CurrentEpoch = p.epoch
+	}
+	switch why {
+	case ErrUnknownProducer:
+		e.Expected = 0
+	case ErrOutOfOrderSequence, ErrDuplicateSequence:
+		if e.Expected = 0; p != nil && b.Epoch == p.epoch {
+			e.Expected = p.window.next
+		}
+	}
+	return e
+}
+
+// refuseCommit is refuse with the offsets that only a Commit knows of.
+func (m *ProducerStateManager) refuseCommit(b *Batch, p *producer, why error, base, first int64) error {
+	e := m.refuse(*b, p, why).(*BatchError)
+	e.BaseOffset, e.FirstOffset = base, first
+	return e
+}
+
+// Advance tells the manager that the log ends at endOffset, one past its last
+// record: for appends that carried no producer id and were not committed. An
+// endOffset at or below the one known is ignored. Safe for concurrent use.
+func (m *ProducerStateManager) Advance(endOffset int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.advance(endOffset)
+}
+
+// EndOffset returns one past the highest offset the manager knows of, from
+// Commit and Advance; 0 for a new one. Safe for concurrent use.
+func (m *ProducerStateManager) EndOffset() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.endOffset
+}
+
+// Len returns how many producers are remembered. Safe for concurrent use.
+func (m *ProducerStateManager) Len() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return int(m.table.rows)
+}
+
+// MaxProducerID returns the highest producer id that was ever remembered, or
+// NoProducerID if none was. Whoever hands out producer ids must stay above it:
+// two sessions under one id cannot be told apart. Safe for concurrent use.
+func (m *ProducerStateManager) MaxProducerID() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.maxProducerID
+}
+
+// Stats counts the answers that a manager has given since New. The answers of
+// Check and the refusals of Commit count alike.
+type Stats struct {
+	Accepted   uint64 // batches committed, those without a producer id included
+	Duplicate  uint64 // retries recognised by Check
+	OutOfOrder uint64 // ErrOutOfOrderSequence and, from Commit, ErrDuplicateSequence and ErrOffsetOrder
+	Unknown    uint64 // ErrUnknownProducer
+	Fenced     uint64 // ErrFenced
+	Invalid    uint64 // ErrInvalidBatch
+}
+
+// count counts a refusal.
+func (s *Stats) count(why error) {
+	switch why {
+	case ErrInvalidBatch:
+		s.Invalid++
+	case ErrUnknownProducer:
+		s.Unknown++
+	case ErrFenced:
+		s.Fenced++
+	default:
+		s.OutOfOrder++
+	}
+}
+
+// Stats returns the counts so far, as a copy. It does not allocate. Safe for
+// concurrent use.
+func (m *ProducerStateManager) Stats() Stats {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.stats
+}
+
+// ProducerState is what is remembered of one producer, as a copy: changing it
+// changes nothing else.
+type ProducerState struct {
+	ProducerID int64
+	// Epoch is the current epoch, in 0..32767. Batches of an older one are
+	// fenced.
+	Epoch int16
+	// Window holds the newest batches of this epoch, oldest first, at most
+	// WindowSize of them. It is empty for a producer known only by its epoch.
+	Window []BatchMetadata
+}
+
+// view copies the producer for a reader.
+func (p *producer) view() ProducerState {
+	return ProducerState{
+		ProducerID: p.id,
+		Epoch:      p.epoch,
+		Window:     p.window.appendTo(make([]BatchMetadata, 0, p.window.count)),
+	}
+}
+
+// Producer returns what is remembered of a producer, as a copy, and whether
+// anything is. Safe for concurrent use.
+func (m *ProducerStateManager) Producer(pid int64) (ProducerState, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.table.find(pid)
+	if p == nil {
+		return ProducerState{}, false
+	}
+	return p.view(), true
+}
+
+// Producers returns a sequence of everything remembered, in the order of
+// producer ids. Each walk over it sees the state of the moment it starts. The
+// states are copies. Safe for concurrent use: the walk holds no lock while it
+// yields, so its body may call the manager.
+func (m *ProducerStateManager) Producers() iter.Seq[ProducerState] {
+	return func(yield func(ProducerState) bool) {
+		m.mu.Lock()
+		all := m.table.freeze()
+		m.mu.Unlock()
+		for _, row := range all.byID() {
+			if !yield(all.at(row).view()) {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,194 @@
+package idempotence
+
+import (
+	"cmp"
+	"slices"
+)
+
+// This file is the table: the memory in which producers live. It knows where a
+// producer is, not what its fields mean.
+//
+// Producers are rows in pages of pageRows. Rows are dense: removing one moves
+// the last row into its place, so that memory follows the number of producers
+// both ways. A page has no pointer in it, so the garbage collector sees one
+// object for pageRows producers and never looks inside.
+//
+// Pages are also what makes a copy of everything cheap: freeze shares them all
+// with the copy, and edit replaces a shared page by its own before a row in it
+// changes. So nobody ever waits for a copy of more than one page.
+
+// pageRows is how many producers a page holds. A page of full rows is 8 KiB, an
+// exact size class of the allocator.
+const (
+	pageShift = 6
+	pageRows  = 1 << pageShift
+)
+
+// table holds the producers of one manager. A pointer that it hands out is good
+// until the next edit, insert or remove, and one from find is for reading only.
+//
+// Invariants (audited in the tests):
+//  1. Rows 0..rows-1 are in use, each with an id of its own.
+//  2. Every page but the last is full, and no page is empty.
+//  3. The index holds exactly one entry for each row.
+type table struct {
+	pages []page
+	rows  uint32
+	// last is the producer found last, in row lastRow; nil where there is none
+	// or where it may have moved. The loop that every embedder writes asks for
+	// the same producer twice, in Check and in Commit, and last makes the
+	// second look-up a comparison.
+	last    *producer
+	lastRow uint32
+	index   index
+	// era counts the freezes so far. A page of an earlier one is shared with a
+	// copy and must not be written to.
+	era uint64
+}
+
+type page struct {
+	producers []producer
+	era       uint64
+}
+
+func newTable() table {
+	return table{index: newIndex()}
+}
+
+// at returns the producer in a row.
+func (t *table) at(row uint32) *producer {
+	return &t.pages[row>>pageShift].producers[row%pageRows]
+}
+
+// find returns the producer with an id, or nil.
+func (t *table) find(pid int64) *producer {
+	if p := t.last; p != nil && p.id == pid {
+		return p
+	}
+	return t.probe(pid)
+}
+
+// probe is find by way of the index.
+func (t *table) probe(pid int64) *producer {
+	if t.rows == 0 {
+		return nil
+	}
+	hash := t.index.hash(pid)
+	b := t.index.bucket(hash)
+	for i := hash & b.mask(); b.slots[i] != 0; i = (i + 1) & b.mask() {
+		if b.slots[i].hash() != hash {
+			continue
+		}
+		row := b.slots[i].row()
+		if p := t.at(row); p.id == pid {
+			t.last, t.lastRow = p, row
+			return p
+		}
+	}
+	return nil
+}
+
+// edit returns the producer with an id for writing. It requires that there is
+// one.
+func (t *table) edit(pid int64) *producer {
+	t.find(pid)
+	if t.pages[t.lastRow>>pageShift].era != t.era {
+		t.last = t.own(t.lastRow)
+	}
+	return t.last
+}
+
+// own returns the producer in a row for writing.
+func (t *table) own(row uint32) *producer {
+	p := t.ownPage(row >> pageShift)
+	return &p.producers[row%pageRows]
+}
+
+// ownPage makes sure that page i is not shared.
+func (t *table) ownPage(i uint32) *page {
+	p := &t.pages[i]
+	if p.era != t.era {
+		private := make([]producer, len(p.producers), cap(p.producers))
+		copy(private, p.producers)
+		p.producers, p.era = private, t.era
+		t.last = nil
+	}
+	return p
+}
+
+// insert adds a row for a producer that has none, and returns it zero but for
+// the id.
+func (t *table) insert(pid int64) *producer {
+	row := t.rows
+	if row%pageRows == 0 {
+		t.pages = append(t.pages, t.newPage(row))
+	}
+	last := t.ownPage(row >> pageShift)
+	last.producers = append(last.producers, producer{id: pid})
+	t.index.put(t.index.hash(pid), row)
+	t.rows++
+	t.last, t.lastRow = t.at(row), row
+	return t.last
+}
+
+// newPage makes the page for a row. The first one starts empty and grows, since
+// most partitions know few producers and a broker has thousands of partitions.
+func (t *table) newPage(row uint32) page {
+	if row == 0 {
+		return page{era: t.era}
+	}
+	return page{producers: make([]producer, 0, pageRows), era: t.era}
+}
+
+// remove takes a row out and moves the last row into its place.
+func (t *table) remove(row uint32) {
+	t.last = nil
+	last := t.rows - 1
+	t.index.remove(t.index.hash(t.at(row).id), row)
+	if row != last {
+		moved := t.at(last)
+		t.index.move(t.index.hash(moved.id), last, row)
+		*t.own(row) = *moved
+	}
+	t.dropLast()
+}
+
+func (t *table) dropLast() {
+	t.rows--
+	end := uint32(len(t.pages) - 1)
+	last := t.ownPage(end)
+	keep := len(last.producers) - 1
+	last.producers[keep] = producer{}
+	last.producers = last.producers[:keep]
+	if keep == 0 {
+		t.pages[end] = page{}
+		t.pages = t.pages[:end]
+	}
+}
+
+// frozen is a copy of a table's rows at one moment. Nothing ever changes in it,
+// so it needs no lock.
+type frozen struct {
+	pages []page
+	rows  uint32
+}
+
+// freeze copies the table: one slice of page headers, and no row.
+func (t *table) freeze() frozen {
+	t.era++
+	return frozen{pages: slices.Clone(t.pages), rows: t.rows}
+}
+
+func (f *frozen) at(row uint32) *producer {
+	return &f.pages[row>>pageShift].producers[row%pageRows]
+}
+
+// byID returns the rows in the order of their producers' ids.
+func (f *frozen) byID() []uint32 {
+	order := make([]uint32, f.rows)
+	for i := range order {
+		order[i] = uint32(i)
+	}
+	slices.SortFunc(order, func(a, b uint32) int { return cmp.Compare(f.at(a).id, f.at(b).id) })
+	return order
+}

@@ -1,0 +1,121 @@
+package idempotence
+
+// This file is the window: what is remembered of the batches of one producer.
+// It is a plain value with no lock and no errors, and it knows nothing of
+// producer ids or epochs: the manager clears it when the epoch changes.
+
+// WindowSize is how many accepted batches of each producer are remembered. A
+// retry of any of them is recognised. It is five because a Java client has at
+// most five requests in flight to a partition when idempotence is on
+// (max.in.flight.requests.per.connection, KAFKA-5494), and Kafka's
+// ProducerStateEntry keeps as many.
+const WindowSize = 5
+
+// BatchMetadata is one remembered batch.
+type BatchMetadata struct {
+	// FirstSequence and LastSequence are the sequences of the batch's first
+	// and last record, each in 0..2147483647. LastSequence is the smaller of
+	// the two where the batch spans the wrap.
+	FirstSequence, LastSequence int32
+	// BaseOffset is the offset the log gave to the batch's first record.
+	BaseOffset int64
+}
+
+// window is a ring of the newest batches of one epoch of one producer, and the
+// sequence that comes next. The zero window is empty and starts at 0.
+//
+// Invariants, which interior code may rely on (audited in the tests):
+//  1. 0 <= start < WindowSize and 0 <= count <= WindowSize.
+//  2. The live entries are ring[(start+i)%WindowSize] for 0 <= i < count,
+//     oldest first; every other entry is zero.
+//  3. Base offsets rise strictly from oldest to newest.
+//  4. next is one after the newest LastSequence, and 0 where count is 0.
+//  5. Unless wide, each FirstSequence is one after the LastSequence before it
+//     and no batch covers more than narrow sequences.
+//
+// A ring and not a slice that shifts: the entry to overwrite is known without
+// moving the other four, and the value has no pointer in it, so a million of
+// them are nothing to the garbage collector.
+type window struct {
+	next  int32
+	start uint8
+	count uint8
+	// wide is set once a batch left a gap behind the one before it (only the
+	// log may do that) or covered more than narrow sequences. Without it, the
+	// whole window spans less than the sequence space, so nothing remembered
+	// starts at next, and a batch that does need not be searched for. It only
+	// saves that search; find is right in any case.
+	wide bool
+	ring [WindowSize]BatchMetadata
+}
+
+// narrow is the most sequences a batch may cover in a window that is not wide:
+// WindowSize of them and one more stay below the modulus.
+const narrow = sequenceMask / (WindowSize + 1)
+
+// follows reports whether a batch that starts at first is the next one and
+// certainly not a remembered one.
+func (w *window) follows(first int32) bool {
+	return first == w.next && !w.wide
+}
+
+// slot maps position i, counted from the oldest, to its place in the ring. It
+// requires i <= WindowSize.
+func (w *window) slot(i uint8) uint8 {
+	s := w.start + i
+	if s >= WindowSize {
+		s -= WindowSize
+	}
+	return s
+}
+
+// newest returns the batch pushed last. It requires count > 0.
+func (w *window) newest() *BatchMetadata {
+	return &w.ring[w.slot(w.count-1)]
+}
+
+// find returns the remembered batch that covers exactly first..last, or nil.
+// An overlap, a split or a merger is not the same batch: those records are
+// stored in another grouping, and no single offset answers for them.
+//
+// It looks at the newest first, so that where a log holds a range twice the
+// one applied last wins.
+func (w *window) find(first, last int32) *BatchMetadata {
+	for i := w.count; i > 0; i-- {
+		b := &w.ring[w.slot(i-1)]
+		if b.FirstSequence == first && b.LastSequence == last {
+			return b
+		}
+	}
+	return nil
+}
+
+// push remembers the batch of count sequences from first as the newest, in
+// place of the oldest where the window is full. It requires baseOffset to be
+// above the newest one's.
+func (w *window) push(first, count int32, baseOffset int64) {
+	if count > narrow || (first != w.next && w.count > 0) {
+		w.wide = true
+	}
+	last := lastSequence(first, count)
+	w.ring[w.slot(w.count)] = BatchMetadata{first, last, baseOffset}
+	w.next = nextSequence(last)
+	if w.count < WindowSize {
+		w.count++
+		return
+	}
+	w.start = w.slot(1)
+}
+
+// clear forgets every batch.
+func (w *window) clear() {
+	*w = window{}
+}
+
+// appendTo appends the remembered batches to dst, oldest first.
+func (w *window) appendTo(dst []BatchMetadata) []BatchMetadata {
+	for i := uint8(0); i < w.count; i++ {
+		dst = append(dst, w.ring[w.slot(i)])
+	}
+	return dst
+}
