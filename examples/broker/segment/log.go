@@ -17,6 +17,8 @@ import (
 	"sort"
 	"strings"
 	"sync"
+
+	"github.com/idempotence-go/idempotence/examples/broker/durable"
 )
 
 // ErrOffsetOutOfRange is returned by [Log.Read] for an offset below the log's
@@ -262,21 +264,13 @@ func (l *Log) Roll() error {
 	if err != nil {
 		return err
 	}
-	if err := syncDir(l.dir); err != nil {
+	if err := durable.SyncDir(l.dir); err != nil {
 		return errors.Join(err, f.Close())
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.segments = append(l.segments, &segment{file: f, base: l.end, maxTimestamp: -1})
 	return nil
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // Sync returns once everything appended so far is on disk.

@@ -38,7 +38,7 @@ var errBusy = errors.New("server: out of request memory")
 // is the order the protocol wants the answers in.
 type conn struct {
 	*Server
-	net.Conn
+	net          net.Conn
 	claimed      int64 // of requestMemory, by the request being served
 	fetchClaimed int64 // of fetchMemory, by the answer being sent
 	out          []byte
@@ -46,7 +46,7 @@ type conn struct {
 
 func (s *Server) serveConn(nc net.Conn) {
 	defer s.dismiss(nc)
-	c := &conn{Server: s, Conn: nc}
+	c := &conn{Server: s, net: nc}
 	for {
 		err := c.serveRequest()
 		c.releaseMemory()
@@ -69,6 +69,7 @@ func (c *conn) serveRequest() error {
 	}
 	h, req, err := wire.Decode(frame, apis)
 	if errors.Is(err, wire.ErrUnsupportedVersion) && kmsg.Key(h.Key) == kmsg.ApiVersions {
+		h.Version = 0
 		return c.write(h, unsupportedApiVersions())
 	}
 	if err != nil {
@@ -83,19 +84,19 @@ func (c *conn) serveRequest() error {
 
 // readFrame reads one request without its length.
 func (c *conn) readFrame() ([]byte, error) {
-	c.SetReadDeadline(time.Now().Add(idleTimeout))
+	c.net.SetReadDeadline(time.Now().Add(idleTimeout))
 	// Shutdown first says that it closes and then sets a deadline; the other
 	// way round here, so that one of the two is noticed.
 	if c.closing.Err() != nil {
 		return nil, c.closing.Err()
 	}
 	var prefix [4 + 2]byte // the length, and the key, which every request begins with
-	if _, err := io.ReadFull(c, prefix[:1]); err != nil {
+	if _, err := io.ReadFull(c.net, prefix[:1]); err != nil {
 		return nil, err
 	}
 	deadline := time.Now().Add(readTimeout)
-	c.SetReadDeadline(deadline)
-	if _, err := io.ReadFull(c, prefix[1:]); err != nil {
+	c.net.SetReadDeadline(deadline)
+	if _, err := io.ReadFull(c.net, prefix[1:]); err != nil {
 		return nil, err
 	}
 	size := int(int32(binary.BigEndian.Uint32(prefix[:])))
@@ -117,7 +118,7 @@ func (c *conn) readFrame() ([]byte, error) {
 		}
 		n := len(frame)
 		frame = append(frame, make([]byte, piece)...)
-		if _, err := io.ReadFull(c, frame[n:]); err != nil {
+		if _, err := io.ReadFull(c.net, frame[n:]); err != nil {
 			return nil, err
 		}
 	}
@@ -134,13 +135,13 @@ func (c *conn) claimMemory(ctx context.Context, n int64) error {
 
 // claimFetchMemory claims memory for an answer with n bytes of records: once
 // as read and once as encoded.
-func (c *conn) claimFetchMemory(n int64) error {
-	ctx, cancel := context.WithTimeout(c.closing, readTimeout)
+func (c *conn) claimFetchMemory(n int) error {
+	ctx, cancel := context.WithTimeout(c.closing, writeTimeout)
 	defer cancel()
-	if c.fetchMemory.Acquire(ctx, 2*n) != nil {
+	if c.fetchMemory.Acquire(ctx, int64(2*n)) != nil {
 		return errBusy
 	}
-	c.fetchClaimed += 2 * n
+	c.fetchClaimed += int64(2 * n)
 	return nil
 }
 
@@ -153,8 +154,8 @@ func (c *conn) releaseMemory() {
 func (c *conn) write(h wire.Header, resp kmsg.Response) error {
 	resp.SetVersion(h.Version)
 	c.out = wire.AppendResponse(c.out[:0], h.CorrelationID, resp)
-	c.SetWriteDeadline(time.Now().Add(writeTimeout))
-	_, err := c.Write(c.out)
+	c.net.SetWriteDeadline(time.Now().Add(writeTimeout))
+	_, err := c.net.Write(c.out)
 	if cap(c.out) > readPiece {
 		c.out = nil // is not kept for the next, probably small, answer
 	}

@@ -20,12 +20,11 @@ const (
 func (c *conn) fetch(req *kmsg.FetchRequest) (*kmsg.FetchResponse, error) {
 	c.awaitRecords(req)
 
-	// A batch that is larger than asked for is sent all the same, or the
-	// consumer would never get past it.
-	budget := min(int(max(req.MaxBytes, 0)), maxFetchBytes)
-	most := min(c.pendingBytes(req), int64(budget)) + int64(c.cfg.MaxBatchBytes)
-	if err := c.claimFetchMemory(most); err != nil {
-		return nil, err
+	budget := int(min(c.pendingBytes(req), int64(req.MaxBytes), maxFetchBytes))
+	if budget > 0 {
+		if err := c.claimFetchMemory(budget + c.cfg.MaxBatchBytes); err != nil {
+			return nil, err
+		}
 	}
 	resp := kmsg.NewPtrFetchResponse() // without a session id: sessions are optional
 	for _, t := range req.Topics {
@@ -40,8 +39,9 @@ func (c *conn) fetch(req *kmsg.FetchRequest) (*kmsg.FetchResponse, error) {
 	return resp, nil
 }
 
-// fetchPartition reads from one partition and takes what it read off budget.
-// Only while nothing has been read, a batch may exceed it.
+// fetchPartition reads from one partition and takes what it read off budget,
+// until that is used up. The last batch may exceed it: a batch larger than the
+// consumer asked for is sent all the same, or it would never get past it.
 func (c *conn) fetchPartition(topic string, req kmsg.FetchRequestTopicPartition, budget *int) kmsg.FetchResponseTopicPartition {
 	resp := kmsg.NewFetchResponseTopicPartition()
 	resp.Partition = req.Partition

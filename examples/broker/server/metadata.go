@@ -94,7 +94,7 @@ func (c *conn) advertised() (kmsg.MetadataResponseBroker, error) {
 	broker := kmsg.NewMetadataResponseBroker()
 	addr := c.cfg.Advertise
 	if addr == "" {
-		addr = c.LocalAddr().String()
+		addr = c.net.LocalAddr().String()
 	}
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {

@@ -2,13 +2,12 @@ package server
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"sync"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 
 	"github.com/idempotence-go/idempotence"
+	"github.com/idempotence-go/idempotence/examples/broker/durable"
 	"github.com/idempotence-go/idempotence/examples/broker/segment"
 )
 
@@ -39,12 +38,15 @@ func openPartition(cfg Config, topic string, i int32) (*partition, error) {
 	}
 	var err error
 	p.log, err = segment.Open(dirOf(cfg, topic, i), func(h segment.Header) error {
-		return p.producers.Replay(h.Batch(), h.BaseOffset)
+		if err := p.producers.CommitBatch(h.Batch(), h.BaseOffset); err != nil {
+			p.producers.Advance(h.NextOffset())
+		}
+		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	return p, syncDir(cfg.Dir)
+	return p, durable.SyncDir(cfg.Dir)
 }
 
 // append is the loop that package idempotence describes: it has the batch

@@ -5,13 +5,14 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/idempotence-go/idempotence/examples/broker/durable"
 )
 
 // producerIDBlock is how many ids are reserved on disk at a time; a restart
@@ -29,25 +30,23 @@ type producerIDs struct {
 	reserved int64 // next may go up to here, this one excluded
 }
 
-// openProducerIDs continues after the ids reserved in the file at path and
-// after highest, which the logs have seen: somebody may have lost the file, or
-// put the logs there.
+// openProducerIDs continues after the ids reserved in the file at path. Where
+// it has been lost, it continues after highest, which the logs have seen.
 func openProducerIDs(path string, highest int64) (*producerIDs, error) {
-	ids := &producerIDs{path: path, next: highest + 1}
+	next := highest + 1
 	text, err := os.ReadFile(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-	case err != nil:
-		return nil, err
-	default:
-		n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
-		}
-		ids.next = max(ids.next, n)
+	if err == nil {
+		next, err = strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	} else if errors.Is(err, fs.ErrNotExist) {
+		err = nil
 	}
-	ids.reserved = ids.next
-	return ids, nil
+	if err == nil && next < 0 {
+		err = errors.New("no producer ids left")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return &producerIDs{path: path, next: next, reserved: next}, nil
 }
 
 // take returns an id that nobody has had.
@@ -56,7 +55,7 @@ func (ids *producerIDs) take() (int64, error) {
 	defer ids.mu.Unlock()
 	if ids.next == ids.reserved {
 		end := ids.next + producerIDBlock
-		if err := writeDurably(ids.path, fmt.Appendf(nil, "%d\n", end)); err != nil {
+		if err := durable.WriteFile(ids.path, fmt.Appendf(nil, "%d\n", end)); err != nil {
 			return 0, err
 		}
 		ids.reserved = end
@@ -64,31 +63,6 @@ func (ids *producerIDs) take() (int64, error) {
 	id := ids.next
 	ids.next++
 	return id, nil
-}
-
-// writeDurably replaces the file at path; a crash leaves the old one or the
-// new one, and once it has returned, the new one.
-func writeDurably(path string, data []byte) error {
-	f, err := os.Create(path + ".tmp")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(path+".tmp", path); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // initProducerID gives a fresh id at epoch 0 to whoever asks, as Kafka does for

@@ -76,6 +76,24 @@ func (cfg Config) withDefaults() Config {
 	return cfg
 }
 
+// check finds limits that contradict each other: a request or an answer that
+// is allowed must fit into the memory for it.
+func (cfg Config) check() error {
+	switch {
+	case cfg.Dir == "":
+		return errors.New("config: no data directory")
+	case cfg.Partitions < 1 || int(cfg.Partitions) > cfg.MaxPartitions:
+		return fmt.Errorf("config: %d partitions a topic, 1 to %d are possible", cfg.Partitions, cfg.MaxPartitions)
+	case cfg.MaxBatchBytes > cfg.MaxRequestBytes:
+		return fmt.Errorf("config: a batch of %d bytes does not fit into a request of %d", cfg.MaxBatchBytes, cfg.MaxRequestBytes)
+	case cfg.RequestMemory < int64(max(cfg.MaxRequestBytes, maxSmallRequest*smallRequestRatio)):
+		return fmt.Errorf("config: request memory of %d bytes is less than one request may take", cfg.RequestMemory)
+	case cfg.FetchMemory < int64(2*(maxFetchBytes+cfg.MaxBatchBytes)):
+		return fmt.Errorf("config: fetch memory of %d bytes is less than one answer may take", cfg.FetchMemory)
+	}
+	return nil
+}
+
 func setDefault[T comparable](field *T, value T) {
 	var zero T
 	if *field == zero {
@@ -106,6 +124,9 @@ type Server struct {
 // rebuilds the state of every producer from the logs in it.
 func Open(cfg Config) (_ *Server, err error) {
 	cfg = cfg.withDefaults()
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
 	if err := os.MkdirAll(cfg.Dir, 0o755); err != nil {
 		return nil, err
 	}
@@ -130,9 +151,6 @@ func Open(cfg Config) (_ *Server, err error) {
 	}
 	return s, nil
 }
-
-// Stats returns the verdicts given since the start, over all partitions.
-func (s *Server) Stats() idempotence.Stats { return s.topics.stats() }
 
 // Serve accepts connections until Shutdown, and then returns nil.
 func (s *Server) Serve(ln net.Listener) error {
