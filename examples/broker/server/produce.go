@@ -90,6 +90,9 @@ func (c *conn) validate(req *kmsg.ProduceRequest, p []byte) (segment.Header, err
 	if len(p) > c.cfg.MaxBatchBytes {
 		return segment.Header{}, fmt.Errorf("%w: %d bytes, at most %d", kerr.MessageTooLarge, len(p), c.cfg.MaxBatchBytes)
 	}
+	if len(p) == 0 {
+		return segment.Header{}, fmt.Errorf("%w: no batch", kerr.InvalidRecord)
+	}
 	h, err := segment.ParseHeader(p)
 	if errors.Is(err, segment.ErrMagic) {
 		return h, fmt.Errorf("%w: %v", kerr.InvalidRecord, err)
