@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"strings"
 	"sync"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -87,22 +88,24 @@ type counts struct {
 	misplaced  int // acknowledged at an offset where something else is
 }
 
-// count compares the log, whose records are in ascending order as produced to
-// a partition, with what was acknowledged.
+// count compares the log with what was acknowledged. A record is "NAME NUMBER"
+// and perhaps more, with numbers of one width that ascend, for each name and
+// partition, in the order in which they were produced.
 func count(log [][]string, acknowledged map[string]place) counts {
 	var c counts
 	seen := make(map[string]bool)
 	for _, records := range log {
-		newest := ""
+		newest := make(map[string]string) // by name
 		for _, r := range records {
+			name, _, _ := strings.Cut(r, " ")
 			switch {
 			case seen[r]:
 				c.duplicated++
-			case r < newest:
+			case r < newest[name]:
 				c.outOfOrder++
 			}
 			seen[r] = true
-			newest = max(newest, r)
+			newest[name] = max(newest[name], r)
 		}
 	}
 	for r, at := range acknowledged {

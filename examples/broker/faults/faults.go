@@ -52,7 +52,7 @@ func (p *Proxy) MoveTo(upstream string) error {
 	return p.proxy.Start()
 }
 
-// Close ends every connection and accepts no more.
+// Close ends every connection and accepts no more, until the proxy is moved.
 func (p *Proxy) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

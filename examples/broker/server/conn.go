@@ -96,15 +96,21 @@ func (c *conn) readFrame() ([]byte, error) {
 	}
 	deadline := time.Now().Add(readTimeout)
 	c.net.SetReadDeadline(deadline)
-	if _, err := io.ReadFull(c.net, prefix[1:]); err != nil {
+	if _, err := io.ReadFull(c.net, prefix[1:4]); err != nil {
 		return nil, err
 	}
 	size := int(int32(binary.BigEndian.Uint32(prefix[:])))
+	if size < len(prefix)-4 {
+		return nil, fmt.Errorf("%w: length %d", wire.ErrMalformed, size)
+	}
+	if _, err := io.ReadFull(c.net, prefix[4:]); err != nil {
+		return nil, err
+	}
 	limit, ratio := maxSmallRequest, int64(smallRequestRatio)
 	if kmsg.Key(binary.BigEndian.Uint16(prefix[4:])) == kmsg.Produce {
 		limit, ratio = c.cfg.MaxRequestBytes, 1
 	}
-	if size < 2 || size > limit {
+	if size > limit {
 		return nil, fmt.Errorf("%w: %d bytes, at most %d", wire.ErrMalformed, size, limit)
 	}
 

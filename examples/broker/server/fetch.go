@@ -1,13 +1,10 @@
 package server
 
 import (
-	"errors"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
-
-	"github.com/idempotence-go/idempotence/examples/broker/segment"
 )
 
 const (
@@ -45,7 +42,7 @@ func (c *conn) fetch(req *kmsg.FetchRequest) (*kmsg.FetchResponse, error) {
 func (c *conn) fetchPartition(topic string, req kmsg.FetchRequestTopicPartition, budget *int) kmsg.FetchResponseTopicPartition {
 	resp := kmsg.NewFetchResponseTopicPartition()
 	resp.Partition = req.Partition
-	resp.RecordBatches = []byte{}
+	resp.RecordBatches = []byte{} // none is not null
 	p, err := c.topics.partition(topic, req.Partition)
 	if err != nil {
 		resp.ErrorCode = errorCode(err)
@@ -55,20 +52,23 @@ func (c *conn) fetchPartition(topic string, req kmsg.FetchRequestTopicPartition,
 	resp.LogStartOffset = p.log.Start()
 	resp.HighWatermark = p.log.End() // one replica: what is appended is committed
 	resp.LastStableOffset = resp.HighWatermark
+	if req.FetchOffset < resp.LogStartOffset || req.FetchOffset > resp.HighWatermark {
+		resp.ErrorCode = kerr.OffsetOutOfRange.Code
+		return resp
+	}
 	if *budget <= 0 {
 		return resp
 	}
 	records, err := p.log.Read(req.FetchOffset, min(*budget, int(req.PartitionMaxBytes)))
-	switch {
-	case errors.Is(err, segment.ErrOffsetOutOfRange):
-		resp.ErrorCode = kerr.OffsetOutOfRange.Code
-	case err != nil:
+	if err != nil {
 		c.cfg.Log.Error("read failed", "topic", topic, "partition", req.Partition, "err", err)
 		resp.ErrorCode = kerr.KafkaStorageError.Code
-	case records != nil:
-		resp.RecordBatches = records
-		*budget -= len(records)
+		return resp
 	}
+	if records != nil {
+		resp.RecordBatches = records
+	}
+	*budget -= len(records)
 	return resp
 }
 

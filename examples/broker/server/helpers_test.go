@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"testing"
 	"time"
 
@@ -138,12 +139,7 @@ func ask[R kmsg.Response](c *client, req kmsg.Request) R {
 func (c *client) closed() bool {
 	c.nc.SetReadDeadline(time.Now().Add(patience))
 	_, err := c.nc.Read(make([]byte, 1))
-	return err != nil && !errors.Is(err, context.DeadlineExceeded) && !isTimeout(err)
-}
-
-func isTimeout(err error) bool {
-	var ne net.Error
-	return errors.As(err, &ne) && ne.Timeout()
+	return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 // create makes a topic the way clients do, by asking for it.
