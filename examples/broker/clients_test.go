@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -236,28 +235,53 @@ func TestTenProducersOnOnePartition(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	const producers, records = 10, 400
-	var (
-		wg  sync.WaitGroup
-		mu  sync.Mutex
-		all = make(map[string]place)
-	)
-	for i := range producers {
+	// The faults begin once all have their ids: the client gives up when its
+	// very first request is cut off.
+	var clients []*kgo.Client
+	for range producers {
+		cl, err := newFranz(ctx, r.proxy.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer cl.Close()
+		clients = append(clients, cl)
+	}
+	acks := newAcks()
+	var wg sync.WaitGroup
+	for p, cl := range clients {
 		wg.Go(func() {
-			acknowledged, err := franz(ctx, r.proxy.Addr(), fmt.Sprintf("producer-%d", i), records)
-			if err != nil {
+			for i := range records {
+				cl.Produce(ctx, kgo.StringRecord(record(fmt.Sprintf("producer-%d", p), i)), acks.promise)
+			}
+			if err := cl.Flush(ctx); err != nil {
 				t.Error(err)
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			maps.Copy(all, acknowledged)
 		})
 	}
 	wg.Wait()
-	r.check(all, producers*records)
+	if acks.err != nil {
+		t.Error(acks.err)
+	}
+	r.check(acks.places, producers*records)
 }
 
 // franz has five requests in flight.
 func franz(ctx context.Context, addr, name string, n int) (map[string]place, error) {
+	cl, err := newFranz(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	defer cl.Close()
+	acks := newAcks()
+	for i := range n {
+		cl.Produce(ctx, kgo.StringRecord(record(name, i)), acks.promise)
+	}
+	err = cl.Flush(ctx)
+	return acks.places, errors.Join(err, acks.err)
+}
+
+// newFranz returns a client that has its producer id.
+func newFranz(ctx context.Context, addr string) (*kgo.Client, error) {
 	cl, err := kgo.NewClient(
 		kgo.SeedBrokers(addr),
 		kgo.DefaultProduceTopic(topic),
@@ -270,13 +294,11 @@ func franz(ctx context.Context, addr, name string, n int) (map[string]place, err
 	if err != nil {
 		return nil, err
 	}
-	defer cl.Close()
-	acks := newAcks()
-	for i := range n {
-		cl.Produce(ctx, kgo.StringRecord(record(name, i)), acks.promise)
+	if _, _, err := cl.ProducerID(ctx); err != nil {
+		cl.Close()
+		return nil, err
 	}
-	err = cl.Flush(ctx)
-	return acks.places, errors.Join(err, acks.err)
+	return cl, nil
 }
 
 // saramaClient has one request in flight, which is all that Sarama allows an
@@ -302,21 +324,20 @@ func saramaClient(ctx context.Context, addr, name string, n int) (map[string]pla
 		for i := range n {
 			p.Input() <- &sarama.ProducerMessage{Topic: topic, Value: sarama.StringEncoder(record(name, i))}
 		}
-		p.AsyncClose()
 	}()
-	var errs []error
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for e := range p.Errors() {
-			errs = append(errs, e)
-		}
-	})
+	// It is closed only when nothing is left to retry, since it would not.
 	acknowledged := make(map[string]place)
-	for m := range p.Successes() {
-		acknowledged[string(m.Value.(sarama.StringEncoder))] = place{m.Partition, m.Offset}
+	for range n {
+		select {
+		case m := <-p.Successes():
+			acknowledged[string(m.Value.(sarama.StringEncoder))] = place{m.Partition, m.Offset}
+		case err := <-p.Errors():
+			return nil, err
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
 	}
-	wg.Wait()
-	return acknowledged, errors.Join(errs...)
+	return acknowledged, p.Close()
 }
 
 // kcat is librdkafka, which has five requests in flight. It does not tell at
@@ -328,13 +349,13 @@ func kcat(ctx context.Context, addr, name string, n int) (map[string]place, erro
 		fmt.Fprintln(&in, record(name, i))
 	}
 	options := []string{"-b", addr, "-t", topic, "-p", "0", "-X", "reconnect.backoff.ms=5", "-X", "reconnect.backoff.max.ms=20"}
-	produce := exec.CommandContext(ctx, "kcat", append(options, "-P", "-X", "enable.idempotence=true",
+	produce := exec.CommandContext(ctx, "kcat", append(options, "-P", "-E", "-X", "enable.idempotence=true",
 		"-X", "batch.num.messages=20", "-X", "retry.backoff.ms=10")...)
 	produce.Stdin = strings.NewReader(in.String())
 	if out, err := produce.CombinedOutput(); err != nil || strings.Contains(string(out), "Delivery failed") {
 		return nil, fmt.Errorf("kcat -P: %v\n%s", err, out)
 	}
-	out, err := exec.CommandContext(ctx, "kcat", append(options, "-C", "-q", "-e", "-o", "beginning")...).Output()
+	out, err := exec.CommandContext(ctx, "kcat", append(options, "-C", "-E", "-q", "-e", "-o", "beginning")...).Output()
 	if err != nil {
 		return nil, fmt.Errorf("kcat -C: %w", err)
 	}
