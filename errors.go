@@ -131,6 +131,11 @@ type BatchError struct {
 	Err error
 }
 
+// newBatchError returns an error with the facts that are always known.
+func newBatchError(b Batch, baseOffset int64, why error) *BatchError {
+	return &BatchError{Batch: b, Expected: noSequence, CurrentEpoch: noEpoch, BaseOffset: baseOffset, FirstOffset: noOffset, Err: why}
+}
+
 // Unwrap returns the reason.
 func (e *BatchError) Unwrap() error { return e.Err }
 

@@ -3,7 +3,9 @@ package idempotence
 import (
 	"iter"
 	"math"
+	"slices"
 	"sync"
+	"time"
 )
 
 // NoProducerID is the producer id of a batch whose producer is not idempotent
@@ -58,6 +60,18 @@ type Config struct {
 	// UnknownProducer says what is asked of the first batch of a producer of
 	// which nothing is remembered. The zero value is StartAtZero.
 	UnknownProducer UnknownProducerPolicy
+
+	// Expiration is how long a producer may be idle before Expire forgets it.
+	// Zero is DefaultExpiration, negative is never. It should be longer than
+	// any producer goes on retrying.
+	Expiration time.Duration
+
+	// MaxProducers is the most producers that are remembered; zero or less is
+	// no limit. A commit of one more makes the manager forget the least
+	// recently committed one. Producers with an open transaction or a
+	// reservation are never forgotten, so where there are more of those than
+	// the limit, the limit is exceeded.
+	MaxProducers int
 }
 
 // Verdict is what to do with a batch that is not refused. The zero Verdict is
@@ -116,23 +130,51 @@ func (b *Batch) wellFormed() bool {
 	return b.ProducerID >= 0 && b.Epoch >= 0 && b.BaseSequence >= 0 && b.Count >= 1
 }
 
-// producer is everything remembered of one producer: a row of the table.
+// span returns the batch's place in the sequence space. It requires a
+// well-formed batch.
+func (b *Batch) span() span { return makeSpan(b.BaseSequence, b.Count) }
+
+// producer is everything remembered of one producer: a row of the table. It is
+// 128 bytes, two cache lines, and what Check reads stands in the first.
 //
 // Invariants (audited in the tests):
 //  1. id >= 0 and epoch >= 0.
 //  2. The window holds only batches of this epoch.
+//  3. txnFirst is noTxn or >= 0; coordinatorEpoch is noCoordinator or >= 0.
 type producer struct {
 	id     int64
+	mark   uint32 // of its last activity; see activity
 	epoch  int16
+	past   past
+	parked bool // in activity.parked
 	window window
+	// txnFirst is the offset of the first batch of the open transaction.
+	txnFirst         int64
+	coordinatorEpoch int32
+	older, newer     link // neighbours in activity
+	_                uint32
 }
+
+const (
+	noTxn         int64 = -1
+	noCoordinator int32 = -1
+)
+
+// past is what a producer has behind it that its other fields no longer show,
+// and that Truncate cannot bring back.
+type past uint8
+
+const (
+	pastEpoch  past = 1 << iota // it had another epoch before
+	pastMarker                  // a marker of it was seen, or a batch without sequences
+)
 
 // newestOffset returns the newest base offset remembered, or noOffset.
 func (p *producer) newestOffset() int64 {
 	if p.window.count == 0 {
 		return noOffset
 	}
-	return p.window.newest().BaseOffset
+	return p.window.newest().baseOffset
 }
 
 // continuedBy reports whether a batch is this producer's next one: the case
@@ -148,9 +190,8 @@ func (p *producer) judge(b *Batch) (Result, error) {
 	if b.Epoch != p.epoch {
 		return p.judgeOtherEpoch(b)
 	}
-	last := lastSequence(b.BaseSequence, b.Count)
-	if first := p.window.find(b.BaseSequence, last); first != nil {
-		return Result{Duplicate, first.BaseOffset}, nil
+	if first := p.window.find(b.span()); first != nil {
+		return Result{Duplicate, first.baseOffset}, nil
 	}
 	if b.BaseSequence != p.window.next {
 		return Result{}, ErrOutOfOrderSequence
@@ -169,13 +210,28 @@ func (p *producer) judgeOtherEpoch(b *Batch) (Result, error) {
 }
 
 // record makes an appended batch the newest remembered one. It requires that
-// the batch has been judged Append and that its offset is above the newest.
+// the batch's epoch is not older than the producer's and that its offset is
+// above the newest.
 func (p *producer) record(b *Batch, baseOffset int64) {
-	if b.Epoch != p.epoch {
+	p.adopt(b.Epoch)
+	p.window.push(b.span(), baseOffset)
+	p.openTxn(b, baseOffset)
+}
+
+// adopt makes epoch the current one. The batches of another are forgotten.
+func (p *producer) adopt(epoch int16) {
+	if epoch != p.epoch {
 		p.window.clear()
-		p.epoch = b.Epoch
+		p.epoch = epoch
+		p.past |= pastEpoch
 	}
-	p.window.push(b.BaseSequence, b.Count, baseOffset)
+}
+
+// openTxn opens a transaction with its first batch.
+func (p *producer) openTxn(b *Batch, baseOffset int64) {
+	if b.Transactional && p.txnFirst == noTxn {
+		p.txnFirst = baseOffset
+	}
 }
 
 // ProducerStateManager remembers, for one partition, the last batches of each
@@ -198,13 +254,20 @@ type ProducerStateManager struct {
 	endOffset int64
 	// maxProducerID is the highest id ever remembered, or NoProducerID.
 	maxProducerID int64
+	// lastMarker is the highest offset known of something that says more of a
+	// producer than its window does: a marker, or a batch without sequences.
+	// It is noOffset where there was none.
+	lastMarker int64
+	// forgotAt is the end offset when a producer was last forgotten, or 0.
+	forgotAt int64
+	activity activity
 }
 
 // New returns a manager for one partition of which nothing is known yet: no
 // producers, end offset 0. It copies cfg. A manager that stays empty takes
 // less than 512 bytes.
 func New(cfg Config) *ProducerStateManager {
-	return &ProducerStateManager{cfg: cfg, table: newTable(), maxProducerID: NoProducerID}
+	return &ProducerStateManager{cfg: cfg, table: newTable(), maxProducerID: NoProducerID, lastMarker: noOffset}
 }
 
 // Check judges a batch and changes nothing: [ProducerStateManager.CheckBatch]
@@ -234,9 +297,17 @@ func (m *ProducerStateManager) Commit(pid int64, epoch int16, baseSeq, count int
 // ProducerStateEntry.
 func (m *ProducerStateManager) CheckBatch(b Batch) (Result, error) {
 	m.mu.Lock()
-	if p := m.table.last; p != nil && p.continuedBy(&b) {
-		m.mu.Unlock()
-		return Result{Verdict: Append}, nil
+	if p := m.table.find(b.ProducerID); p != nil && p.epoch == b.Epoch && b.Count > 0 {
+		if p.window.follows(b.BaseSequence) {
+			m.mu.Unlock()
+			return Result{Verdict: Append}, nil
+		}
+		if first := p.window.find(b.span()); first != nil {
+			m.stats.Duplicate++
+			base := first.baseOffset
+			m.mu.Unlock()
+			return Result{Duplicate, base}, nil
+		}
 	}
 	res, err := m.check(&b)
 	m.mu.Unlock()
@@ -275,15 +346,28 @@ func (m *ProducerStateManager) check(b *Batch) (Result, error) {
 // returns.
 func (m *ProducerStateManager) CommitBatch(b Batch, baseOffset int64) error {
 	m.mu.Lock()
-	if p := m.table.last; p != nil && p.continuedBy(&b) && offsetInOrder(&b, p, baseOffset) {
-		m.accept(&b, baseOffset)
-		m.table.edit(b.ProducerID).record(&b, baseOffset)
+	if p := m.table.lastOwned(); p != nil && p.continuedBy(&b) && m.isPlain(&b, p) && m.offsetRises(&b, baseOffset) {
+		m.endOffset = baseOffset + int64(b.Count)
+		m.stats.Accepted++
+		p.window.push(b.span(), baseOffset)
 		m.mu.Unlock()
 		return nil
 	}
 	err := m.commit(&b, baseOffset)
 	m.mu.Unlock()
 	return err
+}
+
+// isPlain reports whether a batch of p, the producer found last, changes
+// nothing but its window.
+func (m *ProducerStateManager) isPlain(b *Batch, p *producer) bool {
+	return !b.Transactional && m.isNewest(p, m.table.lastRow)
+}
+
+// offsetRises reports whether baseOffset is at or above the end offset, and so
+// above every offset remembered.
+func (m *ProducerStateManager) offsetRises(b *Batch, baseOffset int64) bool {
+	return baseOffset >= m.endOffset && roomAt(baseOffset, b.Count)
 }
 
 // commit is CommitBatch in general. Requires mu held.
@@ -297,28 +381,32 @@ func (m *ProducerStateManager) commit(b *Batch, baseOffset int64) error {
 	case !offsetInOrder(b, p, baseOffset):
 		return m.refuseCommit(b, p, ErrOffsetOrder, baseOffset, newestOffset(p))
 	}
-	m.accept(b, baseOffset)
+	m.stats.Accepted++
+	m.advance(baseOffset + int64(max(b.Count, 0)))
 	if b.ProducerID != NoProducerID {
-		m.producerOf(b).record(b, baseOffset)
+		m.active(b.ProducerID, b.Epoch).record(b, baseOffset)
 	}
 	return nil
 }
 
-// accept counts a batch that has passed every test. Requires mu held.
-func (m *ProducerStateManager) accept(b *Batch, baseOffset int64) {
-	m.advance(baseOffset + int64(max(b.Count, 0)))
-	m.stats.Accepted++
+// active returns a producer for writing, as the most recently active one, and
+// makes one with the given epoch where it is unknown. Requires mu held.
+func (m *ProducerStateManager) active(pid int64, epoch int16) *producer {
+	if m.table.find(pid) == nil {
+		return m.welcome(pid, epoch)
+	}
+	p := m.table.edit(pid)
+	m.touch(p, m.table.lastRow)
+	return p
 }
 
-// producerOf returns the producer of a batch for writing, and makes one where
-// it is unknown. Requires mu held.
-func (m *ProducerStateManager) producerOf(b *Batch) *producer {
-	if m.table.find(b.ProducerID) != nil {
-		return m.table.edit(b.ProducerID)
-	}
-	p := m.table.insert(b.ProducerID)
-	p.epoch = b.Epoch
-	m.maxProducerID = max(m.maxProducerID, b.ProducerID)
+// welcome makes a producer that is unknown. Requires mu held.
+func (m *ProducerStateManager) welcome(pid int64, epoch int16) *producer {
+	m.evict()
+	m.maxProducerID = max(m.maxProducerID, pid)
+	p := m.table.insert(pid)
+	p.epoch, p.txnFirst, p.coordinatorEpoch = epoch, noTxn, noCoordinator
+	m.enlist(p, m.table.lastRow)
 	return p
 }
 
@@ -368,7 +456,12 @@ func newestOffset(p *producer) int64 {
 // offsetInOrder reports whether the log could have given baseOffset to a batch
 // of p, which is nil where the producer is unknown.
 func offsetInOrder(b *Batch, p *producer, baseOffset int64) bool {
-	return baseOffset > newestOffset(p) && baseOffset <= math.MaxInt64-int64(max(b.Count, 0))
+	return baseOffset > newestOffset(p) && roomAt(baseOffset, b.Count)
+}
+
+// roomAt reports whether a batch can stand in a log at baseOffset.
+func roomAt(baseOffset int64, count int32) bool {
+	return baseOffset >= 0 && baseOffset <= math.MaxInt64-int64(max(count, 0))
 }
 
 func (m *ProducerStateManager) advance(endOffset int64) {
@@ -378,7 +471,7 @@ func (m *ProducerStateManager) advance(endOffset int64) {
 // refuse counts a refusal and gathers the facts of it. Requires mu held.
 func (m *ProducerStateManager) refuse(b Batch, p *producer, why error) error {
 	m.stats.count(why)
-	e := &BatchError{Batch: b, Expected: noSequence, CurrentEpoch: noEpoch, BaseOffset: noOffset, FirstOffset: noOffset, Err: why}
+	e := newBatchError(b, noOffset, why)
 	if p != nil {
 		e.CurrentEpoch = p.epoch
 	}
@@ -442,6 +535,8 @@ type Stats struct {
 	Unknown    uint64 // ErrUnknownProducer
 	Fenced     uint64 // ErrFenced
 	Invalid    uint64 // ErrInvalidBatch
+	Expired    uint64 // producers forgotten by Expire
+	Evicted    uint64 // producers forgotten for Config.MaxProducers
 }
 
 // count counts a refusal.
@@ -476,15 +571,35 @@ type ProducerState struct {
 	// Window holds the newest batches of this epoch, oldest first, at most
 	// WindowSize of them. It is empty for a producer known only by its epoch.
 	Window []BatchMetadata
+	// LastActivity is the time of the call of Expire that first counted the
+	// producer's newest batch or marker; zero until there was one.
+	LastActivity time.Time
+	// InTransaction says that a transaction is open. It began with the batch
+	// at TransactionOffset, which is 0 otherwise.
+	InTransaction     bool
+	TransactionOffset int64
+	// Marked says that a transaction marker of the producer was seen.
+	// CoordinatorEpoch is then the highest that one carried, and 0 otherwise.
+	// (Kafka has -1 for none.)
+	Marked           bool
+	CoordinatorEpoch int32
 }
 
-// view copies the producer for a reader.
-func (p *producer) view() ProducerState {
-	return ProducerState{
-		ProducerID: p.id,
-		Epoch:      p.epoch,
-		Window:     p.window.appendTo(make([]BatchMetadata, 0, p.window.count)),
+// view copies the producer for a reader, with the marks that it refers to.
+func (p *producer) view(marks []mark, current uint32) ProducerState {
+	s := ProducerState{
+		ProducerID:    p.id,
+		Epoch:         p.epoch,
+		Window:        p.window.appendTo(make([]BatchMetadata, 0, p.window.count)),
+		InTransaction: p.txnFirst != noTxn,
+		Marked:        p.coordinatorEpoch != noCoordinator,
 	}
+	s.TransactionOffset = max(p.txnFirst, 0)
+	s.CoordinatorEpoch = max(p.coordinatorEpoch, 0)
+	if p.mark != current {
+		s.LastActivity = marks[p.mark].at().time()
+	}
+	return s
 }
 
 // Producer returns what is remembered of a producer, as a copy, and whether
@@ -496,7 +611,7 @@ func (m *ProducerStateManager) Producer(pid int64) (ProducerState, bool) {
 	if p == nil {
 		return ProducerState{}, false
 	}
-	return p.view(), true
+	return p.view(m.activity.marks, m.activity.current), true
 }
 
 // Producers returns a sequence of everything remembered, in the order of
@@ -507,9 +622,10 @@ func (m *ProducerStateManager) Producers() iter.Seq[ProducerState] {
 	return func(yield func(ProducerState) bool) {
 		m.mu.Lock()
 		all := m.table.freeze()
+		marks, current := slices.Clone(m.activity.marks), m.activity.current
 		m.mu.Unlock()
 		for _, row := range all.byID() {
-			if !yield(all.at(row).view()) {
+			if !yield(all.at(row).view(marks, current)) {
 				return
 			}
 		}

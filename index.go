@@ -7,99 +7,177 @@ import (
 
 // This file is the index: which row of the table holds a producer id. It is an
 // extendible hash table. A directory of 2^depth entries, addressed by the top
-// bits of the hash, points to buckets of at most maxSlots slots; a bucket that
-// fills is split in two, and only the directory, a small array of pointers,
-// ever doubles.
+// bits of the hash, points to buckets of at most maxGroups groups; a bucket
+// that fills is split in two, and only the directory, a small array of
+// pointers, ever doubles.
 //
 // Why not a built-in map: three measured reasons.
 //  1. Memory that follows the number of producers down as well as up. A map
 //     never gives back what it grew to, and a mass expiry is the very moment
 //     it should.
-//  2. Eight bytes a slot instead of sixteen. The id itself is in the row,
-//     which is read next in any case.
+//  2. Five bytes a slot instead of sixteen. The id itself is in the row, which
+//     is read next in any case.
 //  3. No step of it costs more than one bucket, so no Commit pauses for a
 //     rehash of a million entries.
 
 const (
-	minSlots = 8   // of a bucket that is alone in the index
-	maxSlots = 512 // a bucket of 4 KiB is split when it would pass this
+	groupSlots = 8
+	maxGroups  = 64 // a bucket of 2.5 KiB is split when it would pass this
 )
 
-// slot is one entry of a bucket: the hash in the upper half and the row plus
-// one in the lower, so that zero means empty.
-type slot uint64
+// group is eight slots side by side. A tag is eight bits of the hash with the
+// lowest one set, and zero marks a free slot; the tags of a group lie in one
+// word, so that one comparison finds the candidates among the eight. That
+// matters for more than the count of instructions: a loop that tries slot
+// after slot ends at a place the processor cannot guess, and it then waits for
+// memory at every look-up instead of running ahead.
+type group struct {
+	tags uint64
+	rows [groupSlots]uint32
+}
 
-func makeSlot(hash, row uint32) slot { return slot(hash)<<32 | slot(row+1) }
-func (s slot) hash() uint32          { return uint32(s >> 32) }
-func (s slot) row() uint32           { return uint32(s) - 1 }
+const (
+	eachByte = 0x0101010101010101
+	topBits  = 0x8080808080808080
+)
 
-// bucket is a small open-addressing table with linear probing.
+// matches returns a word with the top bit set of each byte whose tag is tag. It
+// may also mark a byte above such a one, so a candidate has still to be looked
+// at; the producer id in the row decides.
+func (g *group) matches(tag uint8) uint64 {
+	return zeroBytes(g.tags ^ eachByte*uint64(tag))
+}
+
+// free returns a word that is zero where no slot is free, and whose lowest bit
+// marks the first free one otherwise.
+func (g *group) free() uint64 { return zeroBytes(g.tags) }
+
+// zeroBytes marks the lowest zero byte of x rightly, and every other zero byte;
+// it may mark a byte 1 above a zero byte as well.
+func zeroBytes(x uint64) uint64 { return (x - eachByte) &^ x & topBits }
+
+// lowest returns the slot that the lowest mark stands for.
+func lowest(marks uint64) int { return bits.TrailingZeros64(marks) / 8 }
+
+func (g *group) tag(i int) uint8 { return uint8(g.tags >> (8 * i)) }
+
+// set fills slot i, or frees it with tag 0 and row 0.
+func (g *group) set(i int, tag uint8, row uint32) {
+	g.tags = g.tags&^(0xff<<(8*i)) | uint64(tag)<<(8*i)
+	g.rows[i] = row
+}
+
+// tagOf takes the tag from bits of the hash below those that choose the bucket
+// and above those that choose the group.
+func tagOf(hash uint64) uint8 { return uint8(hash>>36) | 1 }
+
+// bucket is a small open-addressing table: a batch of groups, of which an entry
+// takes the first with a free slot, from its home on.
 //
 // Invariants (audited in the tests):
-//  1. len(slots) is a power of two in minSlots..maxSlots.
-//  2. used counts the slots that are not zero and is at most 3/4 of len(slots).
-//  3. Walking from hash&(len-1) to where an entry lies meets no empty slot.
+//  1. len(groups) is a power of two in 1..maxGroups.
+//  2. used counts the slots in use and is at most 7/8 of all.
+//  3. Every group from an entry's home to just before its own is full.
 //  4. The top depth bits of every hash in the bucket are the same.
+//  5. A free slot has row 0.
 type bucket struct {
-	slots []slot
-	used  uint32
-	depth uint8
+	groups []group
+	used   int
+	depth  uint8
 }
 
-func newBucket(slots int, depth uint8) *bucket {
-	return &bucket{slots: make([]slot, slots), depth: depth}
+func newBucket(groups int, depth uint8) *bucket {
+	return &bucket{groups: make([]group, groups), depth: depth}
 }
 
-func (b *bucket) mask() uint32 { return uint32(len(b.slots) - 1) }
-func (b *bucket) full() bool   { return int(b.used)*4 >= len(b.slots)*3 }
+// home returns the first group to look at for a hash.
+func (b *bucket) home(hash uint64) int { return int(hash>>30) & (len(b.groups) - 1) }
+
+// after returns the group to look at after group i.
+func (b *bucket) after(i int) int { return (i + 1) & (len(b.groups) - 1) }
+
+// distance returns how many groups the search passes from one to another.
+func (b *bucket) distance(from, to int) int { return (to - from) & (len(b.groups) - 1) }
+
+func (b *bucket) full() bool { return b.used >= len(b.groups)*(groupSlots-1) }
 
 // put adds an entry. It requires that the bucket is not full.
-func (b *bucket) put(e slot) {
-	i := e.hash() & b.mask()
-	for b.slots[i] != 0 {
-		i = (i + 1) & b.mask()
+func (b *bucket) put(hash uint64, row uint32) {
+	i := b.home(hash)
+	for b.groups[i].free() == 0 {
+		i = b.after(i)
 	}
-	b.slots[i] = e
+	g := &b.groups[i]
+	g.set(lowest(g.free()), tagOf(hash), row)
 	b.used++
 }
 
-// place returns where entry e lies. It requires that e is in the bucket.
-func (b *bucket) place(e slot) uint32 {
-	i := e.hash() & b.mask()
-	for b.slots[i] != e {
-		i = (i + 1) & b.mask()
-	}
-	return i
-}
-
-// remove takes entry e out and moves later entries of the same run back, so
-// that no tombstone is left to slow the probes that come after.
-func (b *bucket) remove(e slot) {
-	hole := b.place(e)
-	for i := (hole + 1) & b.mask(); b.slots[i] != 0; i = (i + 1) & b.mask() {
-		home := b.slots[i].hash() & b.mask()
-		if (i-home)&b.mask() >= (i-hole)&b.mask() {
-			b.slots[hole] = b.slots[i]
-			hole = i
+// place returns the group and slot of an entry. It requires that there is one.
+func (b *bucket) place(hash uint64, row uint32) (int, int) {
+	for i := b.home(hash); ; i = b.after(i) {
+		g := &b.groups[i]
+		for found := g.matches(tagOf(hash)); found != 0; found &= found - 1 {
+			if s := lowest(found); g.rows[s] == row && g.tag(s) != 0 {
+				return i, s
+			}
 		}
 	}
-	b.slots[hole] = 0
+}
+
+// remove takes an entry out. Where its group was full, entries that had to pass
+// it may lie further on; one of them fills the hole, and so on, so that no
+// tombstone is left to slow the searches that come after.
+func (b *bucket) remove(hash uint64, row uint32, hashOf func(uint32) uint64) {
+	i, s := b.place(hash, row)
 	b.used--
-}
-
-// pour adds every entry of src that keep accepts.
-func (b *bucket) pour(src *bucket, keep func(slot) bool) {
-	for _, e := range src.slots {
-		if e != 0 && keep(e) {
-			b.put(e)
+	for {
+		wasFull := b.groups[i].free() == 0
+		b.groups[i].set(s, 0, 0)
+		if !wasFull {
+			return
 		}
+		j, t, ok := b.passed(i, hashOf)
+		if !ok {
+			return
+		}
+		from := &b.groups[j]
+		b.groups[i].set(s, from.tag(t), from.rows[t])
+		i, s = j, t
 	}
 }
 
-func all(slot) bool { return true }
+// passed returns the place of an entry whose search passes group i.
+func (b *bucket) passed(i int, hashOf func(uint32) uint64) (group, slot int, ok bool) {
+	for j := b.after(i); j != i; j = b.after(j) {
+		g := &b.groups[j]
+		for s := range groupSlots {
+			if g.tag(s) != 0 && b.distance(b.home(hashOf(g.rows[s])), j) >= b.distance(i, j) {
+				return j, s, true
+			}
+		}
+		if g.free() != 0 {
+			break
+		}
+	}
+	return 0, 0, false
+}
+
+// pour adds the entries of src, each to the bucket that pick chooses.
+func (src *bucket) pour(hashOf func(uint32) uint64, pick func(hash uint64) *bucket) {
+	for i := range src.groups {
+		g := &src.groups[i]
+		for s := range groupSlots {
+			if g.tag(s) != 0 {
+				hash := hashOf(g.rows[s])
+				pick(hash).put(hash, g.rows[s])
+			}
+		}
+	}
+}
 
 // index maps hashes to rows. The zero index is empty but has no seed: make one
-// with newIndex.
+// with newIndex. What it needs of a row's hash again, when a bucket is split or
+// joined, it asks of the caller, by hashOf.
 //
 // Invariants (audited in the tests):
 //  1. dir is empty, or has 2^depth entries.
@@ -117,99 +195,101 @@ func newIndex() index {
 	return index{seed: [2]uint64{rand.Uint64(), rand.Uint64() | 1}}
 }
 
-// hash mixes a producer id with the seed: a 64 by 64 bit multiplication, folded.
-func (x *index) hash(pid int64) uint32 {
-	hi, lo := bits.Mul64(uint64(pid)^x.seed[0], x.seed[1])
-	return uint32((hi ^ lo) >> 32)
+// hash mixes a producer id with the seed. Only its upper half is worth using.
+// One multiplication is not enough: ids are often consecutive, and then the
+// bits that choose the bucket and those that choose the group in it depend on
+// each other.
+func (x *index) hash(pid int64) uint64 {
+	h := (uint64(pid) ^ x.seed[0]) * x.seed[1]
+	return (h ^ h>>32) * 0x9e3779b97f4a7c15 // 2^64 / golden ratio
 }
 
 // bucket returns the bucket for a hash. It requires a non-empty directory.
-func (x *index) bucket(hash uint32) *bucket {
-	return x.dir[hash>>(32-x.depth)]
+func (x *index) bucket(hash uint64) *bucket {
+	return x.dir[hash>>(64-x.depth)]
 }
 
 // put adds the entry for a row that is not in the index yet.
-func (x *index) put(hash, row uint32) {
+func (x *index) put(hash uint64, row uint32, hashOf func(uint32) uint64) {
 	if len(x.dir) == 0 {
-		x.dir = []*bucket{newBucket(minSlots, 0)}
+		x.dir = []*bucket{newBucket(1, 0)}
 	}
-	b := x.bucket(hash)
-	for b.full() {
-		x.grow(b, hash)
-		b = x.bucket(hash)
+	for x.bucket(hash).full() {
+		x.grow(x.bucket(hash), hash, hashOf)
 	}
-	b.put(makeSlot(hash, row))
+	x.bucket(hash).put(hash, row)
 }
 
 // move changes the row of an entry.
-func (x *index) move(hash, from, to uint32) {
+func (x *index) move(hash uint64, from, to uint32) {
 	b := x.bucket(hash)
-	b.slots[b.place(makeSlot(hash, from))] = makeSlot(hash, to)
+	i, s := b.place(hash, from)
+	b.groups[i].rows[s] = to
 }
 
 // remove takes the entry for a row out, and joins its bucket with its
 // neighbour where the two have become small.
-func (x *index) remove(hash, row uint32) {
+func (x *index) remove(hash uint64, row uint32, hashOf func(uint32) uint64) {
 	b := x.bucket(hash)
-	b.remove(makeSlot(hash, row))
-	x.shrink(b, hash)
+	b.remove(hash, row, hashOf)
+	x.shrink(b, hash, hashOf)
 }
 
 // grow makes room in the full bucket b, which holds hash: by doubling its
-// slots, or by splitting it.
-func (x *index) grow(b *bucket, hash uint32) {
-	if len(b.slots) < maxSlots {
-		bigger := newBucket(2*len(b.slots), b.depth)
-		bigger.pour(b, all)
-		x.set(bigger, hash)
+// groups, or by splitting it.
+func (x *index) grow(b *bucket, hash uint64, hashOf func(uint32) uint64) {
+	if len(b.groups) < maxGroups {
+		x.replace(b, newBucket(2*len(b.groups), b.depth), hash, hashOf)
 		return
 	}
 	if b.depth == x.depth {
 		x.double()
 	}
-	bit := uint32(1) << (31 - b.depth)
-	zeros, ones := newBucket(maxSlots, b.depth+1), newBucket(maxSlots, b.depth+1)
-	zeros.pour(b, func(e slot) bool { return e.hash()&bit == 0 })
-	ones.pour(b, func(e slot) bool { return e.hash()&bit != 0 })
+	bit := uint64(1) << (63 - b.depth)
+	zeros, ones := newBucket(maxGroups, b.depth+1), newBucket(maxGroups, b.depth+1)
+	b.pour(hashOf, func(h uint64) *bucket {
+		if h&bit == 0 {
+			return zeros
+		}
+		return ones
+	})
 	x.set(zeros, hash&^bit)
 	x.set(ones, hash|bit)
 }
 
 // shrink joins b with its buddy, the bucket that differs in the last of b's
-// bits, when both together would fill an eighth: far below the split mark, so
+// bits, when both together would fill a quarter: far below the split mark, so
 // that a number of producers that goes to and fro does not split and join at
-// every step. A bucket that is alone halves its slots at the same mark.
-func (x *index) shrink(b *bucket, hash uint32) {
+// every step. A bucket that is alone halves its groups at half that mark.
+func (x *index) shrink(b *bucket, hash uint64, hashOf func(uint32) uint64) {
 	if b.depth == 0 {
-		x.halveSlots(b, hash)
+		if len(b.groups) > 1 && b.used <= len(b.groups) {
+			x.replace(b, newBucket(len(b.groups)/2, 0), hash, hashOf)
+		}
 		return
 	}
-	bit := uint32(1) << (32 - b.depth)
+	bit := uint64(1) << (64 - b.depth)
 	buddy := x.bucket(hash ^ bit)
-	if buddy.depth != b.depth || b.used+buddy.used > maxSlots/8 {
+	if buddy.depth != b.depth || b.used+buddy.used > maxGroups*groupSlots/4 {
 		return
 	}
-	joined := newBucket(maxSlots, b.depth-1)
-	joined.pour(b, all)
-	joined.pour(buddy, all)
-	x.set(joined, hash)
-	x.halveDirectory()
+	joined := newBucket(maxGroups, b.depth-1)
+	buddy.pour(hashOf, func(uint64) *bucket { return joined })
+	x.replace(b, joined, hash, hashOf)
+	x.halve()
 }
 
-func (x *index) halveSlots(b *bucket, hash uint32) {
-	if len(b.slots) == minSlots || int(b.used) > len(b.slots)/8 {
-		return
-	}
-	smaller := newBucket(len(b.slots)/2, b.depth)
-	smaller.pour(b, all)
-	x.set(smaller, hash)
+// replace puts the entries of b into other, and other in the place of b.
+func (x *index) replace(b, other *bucket, hash uint64, hashOf func(uint32) uint64) {
+	b.pour(hashOf, func(uint64) *bucket { return other })
+	x.set(other, hash)
 }
 
 // set makes every directory entry that b's depth covers point to b. The hash
 // is any one that belongs in b.
-func (x *index) set(b *bucket, hash uint32) {
-	span := uint32(1) << (x.depth - b.depth)
-	first := hash >> (32 - x.depth) &^ (span - 1)
+func (x *index) set(b *bucket, hash uint64) {
+	span := uint64(1) << (x.depth - b.depth)
+	first := hash >> (64 - x.depth) &^ (span - 1)
 	for i := first; i < first+span; i++ {
 		x.dir[i] = b
 	}
@@ -224,9 +304,8 @@ func (x *index) double() {
 	x.depth++
 }
 
-// halveDirectory drops the last bit of the directory for as long as no bucket
-// uses it.
-func (x *index) halveDirectory() {
+// halve drops the last bit of the directory for as long as no bucket uses it.
+func (x *index) halve() {
 	for x.depth > 0 {
 		for i := 0; i < len(x.dir); i += 2 {
 			if x.dir[i] != x.dir[i+1] {

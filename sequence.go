@@ -31,10 +31,17 @@ func lastSequence(first, count int32) int32 {
 	return addSequence(first, count-1)
 }
 
-// sequenceCount is the inverse of lastSequence: how many records a batch
-// covers that starts at first and ends at last. A batch may cover at most
-// 2147483647 records, one fewer than there are sequences, so the answer is
-// never ambiguous.
-func sequenceCount(first, last int32) int32 {
-	return int32((uint32(last)-uint32(first))&sequenceMask) + 1
+// span is a batch's place in the sequence space: the first sequence in the
+// upper half, the count of sequences in the lower. It says the same as first
+// and last, and it fits in one word, so that the five remembered batches are
+// searched with five comparisons. A count is at least 1, so the zero span is
+// no batch.
+type span uint64
+
+func makeSpan(first, count int32) span {
+	return span(uint32(first))<<32 | span(uint32(count))
 }
+
+func (s span) first() int32 { return int32(s >> 32) }
+func (s span) count() int32 { return int32(s) }
+func (s span) last() int32  { return lastSequence(s.first(), s.count()) }

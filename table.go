@@ -75,24 +75,40 @@ func (t *table) probe(pid int64) *producer {
 	}
 	hash := t.index.hash(pid)
 	b := t.index.bucket(hash)
-	for i := hash & b.mask(); b.slots[i] != 0; i = (i + 1) & b.mask() {
-		if b.slots[i].hash() != hash {
-			continue
+	for i := b.home(hash); ; i = b.after(i) {
+		g := &b.groups[i]
+		for found := g.matches(tagOf(hash)); found != 0; found &= found - 1 {
+			row := g.rows[lowest(found)]
+			if p := t.at(row); p.id == pid {
+				t.last, t.lastRow = p, row
+				return p
+			}
 		}
-		row := b.slots[i].row()
-		if p := t.at(row); p.id == pid {
-			t.last, t.lastRow = p, row
-			return p
+		if g.free() != 0 {
+			return nil
 		}
 	}
-	return nil
+}
+
+// hashOf returns the hash of the producer in a row.
+func (t *table) hashOf(row uint32) uint64 {
+	return t.index.hash(t.at(row).id)
+}
+
+// lastOwned returns the producer found last for writing, or nil where there is
+// none or its page is shared with a copy.
+func (t *table) lastOwned() *producer {
+	if t.last == nil || t.pages[t.lastRow>>pageShift].era != t.era {
+		return nil
+	}
+	return t.last
 }
 
 // edit returns the producer with an id for writing. It requires that there is
 // one.
 func (t *table) edit(pid int64) *producer {
 	t.find(pid)
-	if t.pages[t.lastRow>>pageShift].era != t.era {
+	if t.lastOwned() == nil {
 		t.last = t.own(t.lastRow)
 	}
 	return t.last
@@ -111,7 +127,9 @@ func (t *table) ownPage(i uint32) *page {
 		private := make([]producer, len(p.producers), cap(p.producers))
 		copy(private, p.producers)
 		p.producers, p.era = private, t.era
-		t.last = nil
+		if t.lastRow>>pageShift == i {
+			t.last = nil
+		}
 	}
 	return p
 }
@@ -125,7 +143,7 @@ func (t *table) insert(pid int64) *producer {
 	}
 	last := t.ownPage(row >> pageShift)
 	last.producers = append(last.producers, producer{id: pid})
-	t.index.put(t.index.hash(pid), row)
+	t.index.put(t.index.hash(pid), row, t.hashOf)
 	t.rows++
 	t.last, t.lastRow = t.at(row), row
 	return t.last
@@ -144,11 +162,10 @@ func (t *table) newPage(row uint32) page {
 func (t *table) remove(row uint32) {
 	t.last = nil
 	last := t.rows - 1
-	t.index.remove(t.index.hash(t.at(row).id), row)
+	t.index.remove(t.hashOf(row), row, t.hashOf)
 	if row != last {
-		moved := t.at(last)
-		t.index.move(t.index.hash(moved.id), last, row)
-		*t.own(row) = *moved
+		t.index.move(t.hashOf(last), last, row)
+		*t.own(row) = *t.at(last)
 	}
 	t.dropLast()
 }
@@ -176,6 +193,7 @@ type frozen struct {
 // freeze copies the table: one slice of page headers, and no row.
 func (t *table) freeze() frozen {
 	t.era++
+	t.last = nil
 	return frozen{pages: slices.Clone(t.pages), rows: t.rows}
 }
 

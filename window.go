@@ -26,12 +26,12 @@ type BatchMetadata struct {
 //
 // Invariants, which interior code may rely on (audited in the tests):
 //  1. 0 <= start < WindowSize and 0 <= count <= WindowSize.
-//  2. The live entries are ring[(start+i)%WindowSize] for 0 <= i < count,
+//  2. The entries in use are ring[(start+i)%WindowSize] for 0 <= i < count,
 //     oldest first; every other entry is zero.
 //  3. Base offsets rise strictly from oldest to newest.
-//  4. next is one after the newest LastSequence, and 0 where count is 0.
-//  5. Unless wide, each FirstSequence is one after the LastSequence before it
-//     and no batch covers more than narrow sequences.
+//  4. next is one after the newest last sequence, and 0 where count is 0.
+//  5. Unless wide, each first sequence is one after the last one before it, and
+//     no batch covers more than narrow sequences.
 //
 // A ring and not a slice that shifts: the entry to overwrite is known without
 // moving the other four, and the value has no pointer in it, so a million of
@@ -46,7 +46,16 @@ type window struct {
 	// starts at next, and a batch that does need not be searched for. It only
 	// saves that search; find is right in any case.
 	wide bool
-	ring [WindowSize]BatchMetadata
+	// rolled is set once the window has dropped a batch, or may lack one that
+	// the log has.
+	rolled bool
+	ring   [WindowSize]entry
+}
+
+// entry is a remembered batch as the ring holds it.
+type entry struct {
+	span       span
+	baseOffset int64
 }
 
 // narrow is the most sequences a batch may cover in a window that is not wide:
@@ -70,41 +79,70 @@ func (w *window) slot(i uint8) uint8 {
 }
 
 // newest returns the batch pushed last. It requires count > 0.
-func (w *window) newest() *BatchMetadata {
+func (w *window) newest() *entry {
 	return &w.ring[w.slot(w.count-1)]
 }
 
-// find returns the remembered batch that covers exactly first..last, or nil.
-// An overlap, a split or a merger is not the same batch: those records are
-// stored in another grouping, and no single offset answers for them.
+// find returns the remembered batch that covers exactly s, or nil. An overlap,
+// a split or a merger is not the same batch: those records are stored in
+// another grouping, and no single offset answers for them.
 //
-// It looks at the newest first, so that where a log holds a range twice the
-// one applied last wins.
-func (w *window) find(first, last int32) *BatchMetadata {
+// Written out instead of a loop, which takes twice as long: this is all that a
+// retry costs beside the look-up of its producer.
+func (w *window) find(s span) *entry {
+	switch {
+	case w.wide:
+		return w.findNewest(s)
+	case w.ring[0].span == s:
+		return &w.ring[0]
+	case w.ring[1].span == s:
+		return &w.ring[1]
+	case w.ring[2].span == s:
+		return &w.ring[2]
+	case w.ring[3].span == s:
+		return &w.ring[3]
+	case w.ring[4].span == s:
+		return &w.ring[4]
+	}
+	return nil
+}
+
+// findNewest is find for a window that may hold a range twice: the one applied
+// last wins.
+func (w *window) findNewest(s span) *entry {
 	for i := w.count; i > 0; i-- {
-		b := &w.ring[w.slot(i-1)]
-		if b.FirstSequence == first && b.LastSequence == last {
-			return b
+		if e := &w.ring[w.slot(i-1)]; e.span == s {
+			return e
 		}
 	}
 	return nil
 }
 
-// push remembers the batch of count sequences from first as the newest, in
-// place of the oldest where the window is full. It requires baseOffset to be
-// above the newest one's.
-func (w *window) push(first, count int32, baseOffset int64) {
-	if count > narrow || (first != w.next && w.count > 0) {
+// push remembers a batch as the newest, in place of the oldest where the window
+// is full. It requires baseOffset to be above the newest one's.
+func (w *window) push(s span, baseOffset int64) {
+	if s.count() > narrow || (s.first() != w.next && w.count > 0) {
 		w.wide = true
 	}
-	last := lastSequence(first, count)
-	w.ring[w.slot(w.count)] = BatchMetadata{first, last, baseOffset}
-	w.next = nextSequence(last)
+	w.ring[w.slot(w.count)] = entry{s, baseOffset}
+	w.next = nextSequence(s.last())
 	if w.count < WindowSize {
 		w.count++
 		return
 	}
 	w.start = w.slot(1)
+	w.rolled = true
+}
+
+// pop forgets the newest batch. It requires count > 0. What comes next is then
+// what came after the batch before, or 0.
+func (w *window) pop() {
+	*w.newest() = entry{}
+	w.count--
+	w.next = 0
+	if w.count > 0 {
+		w.next = nextSequence(w.newest().span.last())
+	}
 }
 
 // clear forgets every batch.
@@ -114,8 +152,9 @@ func (w *window) clear() {
 
 // appendTo appends the remembered batches to dst, oldest first.
 func (w *window) appendTo(dst []BatchMetadata) []BatchMetadata {
-	for i := uint8(0); i < w.count; i++ {
-		dst = append(dst, w.ring[w.slot(i)])
+	for i := range w.count {
+		e := w.ring[w.slot(i)]
+		dst = append(dst, BatchMetadata{e.span.first(), e.span.last(), e.baseOffset})
 	}
 	return dst
 }

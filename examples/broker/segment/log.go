@@ -3,14 +3,14 @@
 // the offset it begins with. Batches stay as their producers made them but for
 // the base offset and the leader epoch; payloads are never looked into.
 //
-// It knows nothing of deduplication. What it appends, it was told to append.
+// It deduplicates nothing: what it is told to append, it appends. Of package
+// idempotence it uses what reads record batches.
 package segment
 
 import (
-	"bufio"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"os"
 	"path/filepath"
@@ -18,8 +18,12 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/idempotence-go/idempotence"
 	"github.com/idempotence-go/idempotence/examples/broker/durable"
 )
+
+// ErrMissing is returned by [Open] for a log that lacks a piece in the middle.
+var ErrMissing = errors.New("segment: offsets missing from the log")
 
 // ErrOffsetOutOfRange is returned by [Log.Read] for an offset below the log's
 // start or beyond its end.
@@ -55,11 +59,14 @@ type segment struct {
 // A position says where in its segment the batch with a given offset begins.
 type position struct{ offset, at int64 }
 
-// Open opens the log in dir, making it if need be, and calls replay with the
-// header of each batch it holds, in order. Every checksum is checked. A last
-// batch that is incomplete or damaged, which is what a crash leaves, is cut
-// off; damage anywhere before it is an error.
-func Open(dir string, replay func(Header) error) (*Log, error) {
+// A ReplayFunc reads one segment through and says where it stops being good,
+// as [idempotence.ProducerStateManager.ReplayLog] does.
+type ReplayFunc func(io.Reader) (idempotence.ReplayResult, error)
+
+// Open opens the log in dir, making it if need be, and has each of its segments
+// replayed, in order. The tail that a crash tore off the last one is cut away;
+// any other damage is an error.
+func Open(dir string, replay ReplayFunc) (*Log, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
@@ -100,81 +107,46 @@ func segmentBases(dir string) ([]int64, error) {
 
 func fileName(base int64) string { return fmt.Sprintf("%020d.log", base) }
 
-// load opens the segment that begins at base and reads it through.
-func (l *Log) load(base int64, last bool, replay func(Header) error) error {
-	if len(l.segments) > 0 && base != l.end {
-		return fmt.Errorf("%w: segment %s where offset %d was due", ErrCorrupt, fileName(base), l.end)
-	}
+// load opens the segment that begins at base.
+func (l *Log) load(base int64, last bool, replay ReplayFunc) error {
 	f, err := os.OpenFile(filepath.Join(l.dir, fileName(base)), os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
-	s := &segment{file: f, base: base, maxTimestamp: -1}
-	l.segments, l.end = append(l.segments, s), base
-
-	info, err := f.Stat()
-	if err != nil {
-		return err
+	if len(l.segments) == 0 {
+		l.end = base
 	}
-	in := bufio.NewReaderSize(f, 1<<18)
-	for s.size < info.Size() {
-		h, err := l.scan(in, info.Size()-s.size)
-		torn := errors.As(err, new(tornError))
-		if torn && last {
-			return cut(f, s.size)
-		}
-		if err != nil {
-			return fmt.Errorf("%s at byte %d, offset %d: %w", f.Name(), s.size, l.end, err)
-		}
-		if err := replay(h); err != nil {
-			return err
-		}
-		s.add(h)
-		l.end = h.NextOffset()
+	s := &segment{file: f, base: base, maxTimestamp: -1}
+	l.segments = append(l.segments, s)
+
+	found, err := replay(f)
+	if last && errors.Is(err, idempotence.ErrTornTail) {
+		err = cut(f, found.Bytes)
+	}
+	if err == nil {
+		err = l.index(s, found.Bytes)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", f.Name(), err)
 	}
 	return nil
 }
 
-// A tornError is damage that reaches to the end of the file.
-type tornError struct{ error }
-
-func (e tornError) Unwrap() error { return e.error }
-
-// scan reads the next batch, whose payload it only sums up. remaining is how
-// many bytes the file still has.
-func (l *Log) scan(in *bufio.Reader, remaining int64) (Header, error) {
-	if remaining < headerSize {
-		return Header{}, tornError{fmt.Errorf("%w: %d bytes left", ErrCorrupt, remaining)}
-	}
-	p, err := in.Peek(headerSize)
-	if err != nil {
-		return Header{}, err
-	}
-	h, err := ParseHeader(p)
-	if err != nil {
-		return Header{}, err
-	}
-	if int64(h.Size) > remaining {
-		return Header{}, tornError{fmt.Errorf("%w: %d bytes left of %d", ErrCorrupt, remaining, h.Size)}
-	}
-	if h.BaseOffset != l.end {
-		return Header{}, fmt.Errorf("%w: base offset %d where %d was due", ErrCorrupt, h.BaseOffset, l.end)
-	}
-	sum := crc32.New(castagnoli)
-	if _, err := in.Discard(crcEnd); err != nil {
-		return Header{}, err
-	}
-	if _, err := io.CopyN(sum, in, int64(h.Size-crcEnd)); err != nil {
-		return Header{}, err
-	}
-	if sum.Sum32() != h.CRC {
-		err := fmt.Errorf("%w: checksum %08x where it says %08x", ErrCorrupt, sum.Sum32(), h.CRC)
-		if int64(h.Size) == remaining {
-			return Header{}, tornError{err}
+// index goes over the headers of a segment that is known to be good for size
+// bytes.
+func (l *Log) index(s *segment, size int64) error {
+	for s.size < size {
+		h, err := s.headerAt(s.size)
+		if err != nil {
+			return err
 		}
-		return Header{}, err
+		if h.BaseOffset != l.end {
+			return fmt.Errorf("%w: %d to %d", ErrMissing, l.end, h.BaseOffset-1)
+		}
+		s.add(h)
+		l.end = h.LastOffset() + 1
 	}
-	return h, nil
+	return nil
 }
 
 // cut shortens the file to size bytes, durably.
@@ -186,7 +158,7 @@ func cut(f *os.File, size int64) error {
 }
 
 // add accounts for a batch that was written at the segment's end.
-func (s *segment) add(h Header) {
+func (s *segment) add(h idempotence.BatchHeader) {
 	if n := len(s.index); n == 0 || s.size-s.index[n-1].at >= indexInterval {
 		s.index = append(s.index, position{h.BaseOffset, s.size})
 	}
@@ -216,13 +188,13 @@ func (l *Log) ActiveSize() int64 {
 }
 
 // Append writes one batch at the end of the log and returns the base offset it
-// got, which it also fills into p. The caller has verified p against h. When
-// it fails, nothing was appended, and a later append may be tried; only when
+// got, which it also fills into p. The caller has verified that p is the one
+// batch whose header h is. When it fails, nothing was appended, and a later append may be tried; only when
 // the remains of a failed write could not be removed does the log take no more.
 //
 // The write is left to the operating system to bring to disk: it outlives the
 // process, but not a loss of power. See [Log.Sync].
-func (l *Log) Append(p []byte, h Header) (int64, error) {
+func (l *Log) Append(p []byte, h idempotence.BatchHeader) (int64, error) {
 	l.writing.Lock()
 	defer l.writing.Unlock()
 	if l.broken != nil {
@@ -242,8 +214,16 @@ func (l *Log) Append(p []byte, h Header) (int64, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s.add(h)
-	l.end = h.NextOffset()
+	l.end = h.LastOffset() + 1
 	return end, nil
+}
+
+// place fills in what a broker decides about a batch, where it lives: its base
+// offset, and the epoch of the leader, which is always 0 here. Both lie before
+// what the checksum covers, so the batch keeps the one its producer gave it.
+func place(p []byte, baseOffset int64) {
+	binary.BigEndian.PutUint64(p[0:], uint64(baseOffset))
+	binary.BigEndian.PutUint32(p[12:], 0)
 }
 
 // Roll syncs the segment that is appended to and begins a new one at the

@@ -3,6 +3,8 @@ package segment
 import (
 	"fmt"
 	"sort"
+
+	"github.com/idempotence-go/idempotence"
 )
 
 // Read returns whole batches, the first of which holds offset, from one
@@ -19,7 +21,7 @@ func (l *Log) Read(offset int64, maxBytes int) ([]byte, error) {
 		return nil, nil
 	}
 	s := l.segments[l.segmentOf(offset)]
-	first, at, err := s.find(s.seek(offset), func(h Header) bool { return h.NextOffset() > offset })
+	first, at, err := s.find(s.seek(offset), func(h idempotence.BatchHeader) bool { return h.LastOffset() >= offset })
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +60,7 @@ func (l *Log) OffsetOfTime(timestamp int64) (offset, found int64, err error) {
 		if s.size == 0 || s.maxTimestamp < timestamp {
 			continue
 		}
-		h, _, err := s.find(0, func(h Header) bool { return h.MaxTimestamp >= timestamp })
+		h, _, err := s.find(0, func(h idempotence.BatchHeader) bool { return h.MaxTimestamp >= timestamp })
 		return h.BaseOffset, h.MaxTimestamp, err
 	}
 	return -1, -1, nil
@@ -78,28 +80,31 @@ func (s *segment) seek(offset int64) int64 {
 
 // find walks from the batch at a position to the first one that is wanted,
 // which the caller knows to exist.
-func (s *segment) find(at int64, wanted func(Header) bool) (Header, int64, error) {
-	var p [headerSize]byte
+func (s *segment) find(at int64, wanted func(idempotence.BatchHeader) bool) (idempotence.BatchHeader, int64, error) {
 	for {
-		if _, err := s.file.ReadAt(p[:], at); err != nil {
-			return Header{}, 0, err
-		}
-		h, err := ParseHeader(p[:])
-		if err != nil {
-			return Header{}, 0, err
-		}
-		if wanted(h) {
-			return h, at, nil
+		h, err := s.headerAt(at)
+		if err != nil || wanted(h) {
+			return h, at, err
 		}
 		at += int64(h.Size)
 	}
+}
+
+// headerAt reads the header of the batch at a position.
+func (s *segment) headerAt(at int64) (idempotence.BatchHeader, error) {
+	var p [idempotence.BatchHeaderSize]byte
+	if _, err := s.file.ReadAt(p[:], at); err != nil {
+		return idempotence.BatchHeader{}, err
+	}
+	_, h, err := idempotence.ParseBatch(p[:])
+	return h, err
 }
 
 // wholeBatches returns p without the batch that its end cuts through.
 func wholeBatches(p []byte) []byte {
 	n := 0
 	for {
-		h, err := ParseHeader(p[n:])
+		_, h, err := idempotence.ParseBatch(p[n:])
 		if err != nil || h.Size > len(p)-n {
 			return p[:n]
 		}

@@ -28,7 +28,7 @@ type partition struct {
 	waiters   map[chan<- struct{}]struct{} // told of each append
 }
 
-// openPartition opens the log and plays it to a new manager, so that a retry
+// openPartition opens the log and replays it to a new manager, so that a retry
 // of a batch from before the restart is recognised.
 func openPartition(cfg Config, topic string, i int32) (*partition, error) {
 	p := &partition{
@@ -37,13 +37,7 @@ func openPartition(cfg Config, topic string, i int32) (*partition, error) {
 		waiters:   make(map[chan<- struct{}]struct{}),
 	}
 	var err error
-	p.log, err = segment.Open(dirOf(cfg, topic, i), func(h segment.Header) error {
-		if err := p.producers.CommitBatch(h.Batch(), h.BaseOffset); err != nil {
-			p.producers.Advance(h.NextOffset())
-		}
-		return nil
-	})
-	if err != nil {
+	if p.log, err = segment.Open(dirOf(cfg, topic, i), p.producers.ReplayLog); err != nil {
 		return nil, err
 	}
 	return p, durable.SyncDir(cfg.Dir)
@@ -51,9 +45,8 @@ func openPartition(cfg Config, topic string, i int32) (*partition, error) {
 
 // append is the loop that package idempotence describes: it has the batch
 // judged, appends it if that is the verdict, and commits it at the offset it
-// got. The batch has passed validate.
-func (p *partition) append(records []byte, h segment.Header) (idempotence.Result, error) {
-	batch := h.Batch()
+// got. The records are the batch as it came and have passed validate.
+func (p *partition) append(batch idempotence.Batch, h idempotence.BatchHeader, records []byte) (idempotence.Result, error) {
 	if p.cfg.WithoutDeduplication {
 		batch.ProducerID = idempotence.NoProducerID // nothing is known of these
 	}
@@ -73,7 +66,7 @@ func (p *partition) append(records []byte, h segment.Header) (idempotence.Result
 
 	// 2. Append. When it fails nothing has been remembered, so that the
 	// producer's retry is judged as if this try had never been.
-	base, err := p.appendToLog(records, h)
+	base, err := p.appendToLog(h, records)
 	if err != nil {
 		p.cfg.Log.Error("append failed", "err", err)
 		return idempotence.Result{}, kerr.KafkaStorageError
@@ -92,7 +85,7 @@ func (p *partition) append(records []byte, h segment.Header) (idempotence.Result
 	return idempotence.Result{Verdict: idempotence.Append, BaseOffset: base}, nil
 }
 
-func (p *partition) appendToLog(records []byte, h segment.Header) (int64, error) {
+func (p *partition) appendToLog(h idempotence.BatchHeader, records []byte) (int64, error) {
 	if p.log.ActiveSize()+int64(h.Size) > p.cfg.SegmentBytes {
 		if err := p.log.Roll(); err != nil {
 			return 0, err

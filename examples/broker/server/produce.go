@@ -8,7 +8,6 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/idempotence-go/idempotence"
-	"github.com/idempotence-go/idempotence/examples/broker/segment"
 )
 
 // errUnacknowledged closes the connection of a producer that asked for no
@@ -39,24 +38,23 @@ func (c *conn) produce(req *kmsg.ProduceRequest) (kmsg.Response, error) {
 	return resp, nil
 }
 
-func (c *conn) produceBatch(req *kmsg.ProduceRequest, topic string, batch kmsg.ProduceRequestTopicPartition) kmsg.ProduceResponseTopicPartition {
+func (c *conn) produceBatch(req *kmsg.ProduceRequest, topic string, sent kmsg.ProduceRequestTopicPartition) kmsg.ProduceResponseTopicPartition {
 	resp := kmsg.NewProduceResponseTopicPartition()
-	resp.Partition = batch.Partition
+	resp.Partition = sent.Partition
 	resp.BaseOffset = -1
 
 	// Everything about the batch itself comes before the question of whether
 	// it was here before: a damaged retry is a damaged batch.
-	h, err := c.validate(req, batch.Records)
-	var p *partition
-	if err == nil {
-		p, err = c.topics.partition(topic, batch.Partition)
-	}
+	batch, h, err := c.validate(req, sent.Records)
 	if err != nil {
 		return refuse(resp, err)
 	}
-
-	result, err := p.append(batch.Records, h)
-	c.cfg.Observe(Event{topic, batch.Partition, h.Batch(), result, err})
+	p, err := c.topics.partition(topic, sent.Partition)
+	if err != nil {
+		return refuse(resp, err)
+	}
+	result, err := p.append(batch, h, sent.Records)
+	c.cfg.Observe(Event{topic, sent.Partition, batch, result, err})
 	if err != nil {
 		return refuse(resp, err)
 	}
@@ -71,9 +69,8 @@ func refuse(resp kmsg.ProduceResponseTopicPartition, err error) kmsg.ProduceResp
 	return resp
 }
 
-// errorCode is the Kafka code for an error of the broker's own, which are
-// errors of kerr with or without a word of explanation, or for a refusal of
-// package idempotence.
+// errorCode is the Kafka code for an error: one of kerr, perhaps explained,
+// where the broker itself refuses, and one of package idempotence otherwise.
 func errorCode(err error) int16 {
 	if own := new(kerr.Error); errors.As(err, &own) {
 		return own.Code
@@ -83,45 +80,44 @@ func errorCode(err error) int16 {
 
 // validate holds a batch to what Kafka demands of the batches that producers
 // send. It does not look at the records, which may be compressed.
-func (c *conn) validate(req *kmsg.ProduceRequest, p []byte) (segment.Header, error) {
-	if req.Acks < -1 || req.Acks > 1 {
-		return segment.Header{}, fmt.Errorf("%w: acks %d", kerr.InvalidRequiredAcks, req.Acks)
+func (c *conn) validate(req *kmsg.ProduceRequest, p []byte) (b idempotence.Batch, h idempotence.BatchHeader, err error) {
+	switch {
+	case req.Acks < -1 || req.Acks > 1:
+		return b, h, fmt.Errorf("%w: acks %d", kerr.InvalidRequiredAcks, req.Acks)
+	case len(p) == 0:
+		return b, h, fmt.Errorf("%w: no batch", kerr.InvalidRecord)
+	case len(p) > c.cfg.MaxBatchBytes:
+		return b, h, fmt.Errorf("%w: %d bytes, at most %d", kerr.MessageTooLarge, len(p), c.cfg.MaxBatchBytes)
 	}
-	if len(p) > c.cfg.MaxBatchBytes {
-		return segment.Header{}, fmt.Errorf("%w: %d bytes, at most %d", kerr.MessageTooLarge, len(p), c.cfg.MaxBatchBytes)
-	}
-	if len(p) == 0 {
-		return segment.Header{}, fmt.Errorf("%w: no batch", kerr.InvalidRecord)
-	}
-	h, err := segment.ParseHeader(p)
-	if errors.Is(err, segment.ErrMagic) {
-		return h, fmt.Errorf("%w: %v", kerr.InvalidRecord, err)
-	}
-	if err != nil {
-		return h, fmt.Errorf("%w: %v", kerr.CorruptMessage, err)
+	if b, h, err = idempotence.ParseBatch(p); err != nil {
+		return b, h, err
 	}
 	if h.Size < len(p) {
-		return h, fmt.Errorf("%w: more than one batch for a partition", kerr.InvalidRecord)
+		return b, h, fmt.Errorf("%w: more than one batch for a partition", kerr.InvalidRecord)
 	}
-	if err := segment.Verify(h, p); err != nil {
-		return h, fmt.Errorf("%w: %v", kerr.CorruptMessage, err)
+	if err := h.VerifyCRC(p); err != nil {
+		return b, h, err
 	}
-	return h, validateHeader(req, h)
+	return b, h, validateHeader(req, b, h)
 }
 
-func validateHeader(req *kmsg.ProduceRequest, h segment.Header) error {
-	codec := h.Attributes & segment.CompressionMask
+func validateHeader(req *kmsg.ProduceRequest, b idempotence.Batch, h idempotence.BatchHeader) error {
+	codec := h.Attributes.Compression()
 	switch {
-	case int64(h.Records) != int64(h.LastOffsetDelta)+1:
-		return fmt.Errorf("%w: %d records over %d offsets", kerr.InvalidRecord, h.Records, int64(h.LastOffsetDelta)+1)
-	case h.Attributes&segment.Control != 0:
+	case h.Records != b.Count:
+		return fmt.Errorf("%w: %d records over %d offsets", kerr.InvalidRecord, h.Records, b.Count)
+	case h.Attributes.Control():
 		return fmt.Errorf("%w: a producer sends no control batches", kerr.InvalidRecord)
-	case h.Attributes&segment.LogAppendTime != 0:
+	case h.Attributes.LogAppendTime():
 		return fmt.Errorf("%w: a producer sends create times", kerr.InvalidTimestamp)
-	case h.Attributes&segment.Transactional != 0:
+	case h.Attributes.Transactional():
 		return fmt.Errorf("%w: this broker has no transactions", kerr.InvalidTxnState)
-	case codec > 4 || codec == 4 && req.Version < 7: // 4 is zstd
+	case codec > zstd || codec == zstd && req.Version < 7:
 		return fmt.Errorf("%w: codec %d", kerr.UnsupportedCompressionType, codec)
 	}
 	return nil
 }
+
+// zstd is the last codec there is, and may not be used before version 7 of the
+// Produce request (KIP-110).
+const zstd = 4

@@ -96,7 +96,7 @@ func TestRefusalsOnTheWire(t *testing.T) {
 		"two batches":           {bytes(func(p []byte) []byte { return append(p, p...) }), kerr.InvalidRecord},
 		"magic 1":               {edit(func(b *kmsg.RecordBatch) { b.Magic = 1 }), kerr.InvalidRecord},
 		"fewer records":         {edit(func(b *kmsg.RecordBatch) { b.NumRecords = 1 }), kerr.InvalidRecord},
-		"more offsets":          {edit(func(b *kmsg.RecordBatch) { b.LastOffsetDelta = 1<<31 - 1 }), kerr.InvalidRecord},
+		"more offsets":          {edit(func(b *kmsg.RecordBatch) { b.LastOffsetDelta = 2 }), kerr.InvalidRecord},
 		"control batch":         {edit(func(b *kmsg.RecordBatch) { b.Attributes = 1 << 5 }), kerr.InvalidRecord},
 		"log append time":       {edit(func(b *kmsg.RecordBatch) { b.Attributes = 1 << 3 }), kerr.InvalidTimestamp},
 		"transactional":         {edit(func(b *kmsg.RecordBatch) { b.Attributes = 1 << 4 }), kerr.InvalidTxnState},

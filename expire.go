@@ -1,0 +1,336 @@
+package idempotence
+
+import (
+	"math"
+	"time"
+)
+
+// This file is forgetting: producers that have been idle for too long, and the
+// ones too many. Both take from the same end of one list, in which producers
+// stand in the order of their last activity, so that neither ever searches.
+//
+// Time enters only as the argument of Expire. A producer does not carry the
+// time of its activity, since nobody knows it when a batch is committed; it
+// carries the number of a mark, and all producers active between two calls of
+// Expire share one. The later call gives the mark its time, and so a million
+// producers theirs, in one step.
+
+// DefaultExpiration is how long an idle producer is remembered where
+// Config.Expiration is 0: 24 hours, as in Kafka (producer.id.expiration.ms).
+const DefaultExpiration = 24 * time.Hour
+
+// sweepStep is how many producers Expire forgets before it lets others have
+// the lock.
+const sweepStep = 128
+
+// instant is a point in time that fits every timestamp of a Kafka snapshot,
+// which a time.Duration since 1970 would not, and has no pointer in it.
+type instant struct {
+	ms int64 // since 1970
+	ns int32 // within the millisecond, in 0..999999
+}
+
+const nsPerMilli = int64(time.Millisecond)
+
+func instantOf(t time.Time) instant {
+	return instant{ms: t.UnixMilli(), ns: int32(int64(t.Nanosecond()) % nsPerMilli)}
+}
+
+func (i instant) time() time.Time {
+	return time.UnixMilli(i.ms).Add(time.Duration(i.ns)).UTC()
+}
+
+func (i instant) before(j instant) bool {
+	return i.ms < j.ms || i.ms == j.ms && i.ns < j.ns
+}
+
+// add returns the instant d later, or the last one there is. It requires
+// d >= 0.
+func (i instant) add(d time.Duration) instant {
+	ns := int64(i.ns) + int64(d)%nsPerMilli
+	ms := int64(d)/nsPerMilli + ns/nsPerMilli
+	if i.ms > math.MaxInt64-ms {
+		return instant{math.MaxInt64, int32(nsPerMilli - 1)}
+	}
+	return instant{i.ms + ms, int32(ns % nsPerMilli)}
+}
+
+// mark is the time that a number of producers were last active: an instant and
+// that number, in two words.
+type mark struct {
+	ms        int64
+	ns        int32
+	producers uint32
+}
+
+func (k *mark) at() instant   { return instant{k.ms, k.ns} }
+func (k *mark) set(i instant) { k.ms, k.ns = i.ms, i.ns }
+
+// link is a row in a list, plus one, so that zero is none.
+type link uint32
+
+func linkTo(row uint32) link { return link(row + 1) }
+func (l link) row() uint32   { return uint32(l) - 1 }
+
+// list is a doubly linked list of rows; the links are in the producers.
+type list struct {
+	oldest, newest link
+}
+
+// activity is who was active when.
+//
+// Invariants (audited in the tests):
+//  1. Every producer is in exactly one of idle and parked.
+//  2. idle is in the order of the marks' times, those with the current mark
+//     last; where a cap is set, and in the same mark, in the order of commits.
+//  3. parked holds only producers that must not be forgotten now: with an open
+//     transaction or an append in flight, and all that have parked set. (Not
+//     all that are protected: one is parked when its turn to be forgotten has
+//     come.)
+//  4. marks[i].producers counts the producers with mark i. Those with none,
+//     but for the current one, are in free, and only those.
+type activity struct {
+	idle, parked list
+	marks        []mark
+	free         []uint32
+	current      uint32  // the mark of those active since the last Expire
+	now          instant // of the last Expire
+}
+
+// expiration returns how long to remember an idle producer, and whether there
+// is a limit at all.
+func (c *Config) expiration() (time.Duration, bool) {
+	if c.Expiration == 0 {
+		return DefaultExpiration, true
+	}
+	return c.Expiration, c.Expiration > 0
+}
+
+// Expire forgets the producers that have been idle for Config.Expiration or
+// longer at now, and returns how many. A producer of which a batch was
+// committed, or a batch or marker replayed, since the previous call counts as
+// active at this one; a duplicate or a refusal is not activity. So a producer
+// is never forgotten early, and at most one interval between two calls late;
+// and the same calls on two replicas forget the same producers. A now before
+// the previous one counts as the previous one.
+//
+// A producer with an open transaction or a reservation is never forgotten. A
+// forgotten one is unknown: its next batch is judged by Config.UnknownProducer.
+// Remember longer than any producer retries, which is delivery.timeout.ms for a
+// Java client, or a retry may be stored twice.
+//
+// Call it on a ticker, every minute or so. It costs nothing for a producer that
+// stays, and gives up the lock again and again while it forgets, so that no
+// Check waits for more than a few of them. Safe for concurrent use.
+//
+// (Kafka counts from the timestamp of the producer's last batch, which a client
+// may set to anything: ProducerStateManager.removeExpiredProducers.)
+func (m *ProducerStateManager) Expire(now time.Time) int {
+	m.mu.Lock()
+	m.tick(instantOf(now))
+	m.mu.Unlock()
+	limit, ok := m.cfg.expiration()
+	expired := 0
+	for more := ok; more; {
+		m.mu.Lock()
+		var n int
+		n, more = m.sweep(limit)
+		m.stats.Expired += uint64(n)
+		m.mu.Unlock()
+		expired += n
+	}
+	return expired
+}
+
+// tick gives the current mark its time and opens a new one. Requires mu held.
+func (m *ProducerStateManager) tick(now instant) {
+	a := &m.activity
+	if a.now.before(now) {
+		a.now = now
+	}
+	if len(a.marks) == 0 || a.marks[a.current].producers == 0 {
+		return
+	}
+	a.marks[a.current].set(a.now)
+	a.current = a.newMark()
+}
+
+// newMark returns an unused mark.
+func (a *activity) newMark() uint32 {
+	if n := len(a.free); n > 0 {
+		i := a.free[n-1]
+		a.free = a.free[:n-1]
+		return i
+	}
+	a.marks = append(a.marks, mark{})
+	return uint32(len(a.marks) - 1)
+}
+
+// carry makes a producer carry a mark.
+func (a *activity) carry(p *producer, i uint32) {
+	p.mark = i
+	a.marks[i].producers++
+}
+
+// drop takes a producer's mark from it.
+func (a *activity) drop(p *producer) {
+	k := &a.marks[p.mark]
+	if k.producers--; k.producers == 0 && p.mark != a.current {
+		*k = mark{}
+		a.free = append(a.free, p.mark)
+	}
+}
+
+// sweep forgets idle producers, at most sweepStep, and reports whether there
+// may be more. Requires mu held.
+func (m *ProducerStateManager) sweep(limit time.Duration) (expired int, more bool) {
+	a := &m.activity
+	for range sweepStep {
+		oldest := a.idle.oldest
+		if oldest == 0 {
+			return expired, false
+		}
+		p := m.table.at(oldest.row())
+		if p.mark == a.current || a.now.before(a.marks[p.mark].at().add(limit)) {
+			return expired, false
+		}
+		if m.forgetOrPark(oldest.row()) {
+			expired++
+		}
+	}
+	return expired, true
+}
+
+// evict forgets the least recently committed producers until there is room for
+// one more below the cap, or none is left that may be forgotten. Requires mu
+// held.
+func (m *ProducerStateManager) evict() {
+	limit := m.cfg.MaxProducers
+	if limit <= 0 {
+		return
+	}
+	for int(m.table.rows) >= limit && m.activity.idle.oldest != 0 {
+		if m.forgetOrPark(m.activity.idle.oldest.row()) {
+			m.stats.Evicted++
+		}
+	}
+}
+
+// forgetOrPark forgets the producer in a row, or, if it must be kept, moves it
+// out of the way of those after it. Requires mu held.
+func (m *ProducerStateManager) forgetOrPark(row uint32) bool {
+	if m.table.at(row).protected() {
+		m.unlink(row)
+		m.pushNewest(&m.activity.parked, row)
+		m.table.own(row).parked = true
+		return false
+	}
+	m.forget(row)
+	m.forgotAt = m.endOffset
+	return true
+}
+
+// protected reports whether the producer must not be forgotten now.
+func (p *producer) protected() bool {
+	return p.txnFirst != noTxn
+}
+
+// forget takes the producer in a row out of everything. Requires mu held.
+func (m *ProducerStateManager) forget(row uint32) {
+	m.unlink(row)
+	m.activity.drop(m.table.at(row))
+	if last := m.table.rows - 1; row != last {
+		m.relink(last, row)
+	}
+	m.table.remove(row)
+}
+
+// touch makes a producer the most recently active one. It requires that p is
+// row's producer, for writing, and mu held.
+func (m *ProducerStateManager) touch(p *producer, row uint32) {
+	if m.isNewest(p, row) {
+		return
+	}
+	a := &m.activity
+	a.drop(p)
+	a.carry(p, a.current)
+	m.unlink(row)
+	m.pushNewest(&a.idle, row)
+	p.parked = false
+}
+
+// isNewest reports whether the list need not change for an activity of p. The
+// order within a mark matters only to a cap.
+func (m *ProducerStateManager) isNewest(p *producer, row uint32) bool {
+	a := &m.activity
+	return p.mark == a.current && !p.parked && (m.cfg.MaxProducers <= 0 || a.idle.newest == linkTo(row))
+}
+
+// enlist adds a new producer to the list. Requires mu held.
+func (m *ProducerStateManager) enlist(p *producer, row uint32) {
+	a := &m.activity
+	if len(a.marks) == 0 {
+		a.newMark()
+	}
+	a.carry(p, a.current)
+	m.pushNewest(&a.idle, row)
+}
+
+// pushNewest adds a row that is in no list to the newest end of l. Requires mu
+// held.
+func (m *ProducerStateManager) pushNewest(l *list, row uint32) {
+	p := m.table.own(row)
+	p.older, p.newer = l.newest, 0
+	if l.newest != 0 {
+		m.table.own(l.newest.row()).newer = linkTo(row)
+	} else {
+		l.oldest = linkTo(row)
+	}
+	l.newest = linkTo(row)
+}
+
+// unlink takes a row out of its list. Requires mu held.
+func (m *ProducerStateManager) unlink(row uint32) {
+	p := m.table.own(row)
+	m.join(linkTo(row), p.older, p.newer)
+	p.older, p.newer = 0, 0
+}
+
+// join makes older and newer neighbours in the place of the row at self.
+func (m *ProducerStateManager) join(self, older, newer link) {
+	m.setNewer(older, self, newer)
+	m.setOlder(newer, self, older)
+}
+
+// setNewer makes to the newer neighbour of the row at l; where l is none, self
+// is the oldest of its list, and to becomes that.
+func (m *ProducerStateManager) setNewer(l, self, to link) {
+	switch {
+	case l != 0:
+		m.table.own(l.row()).newer = to
+	case m.activity.idle.oldest == self:
+		m.activity.idle.oldest = to
+	default:
+		m.activity.parked.oldest = to
+	}
+}
+
+// setOlder is setNewer the other way round.
+func (m *ProducerStateManager) setOlder(l, self, to link) {
+	switch {
+	case l != 0:
+		m.table.own(l.row()).older = to
+	case m.activity.idle.newest == self:
+		m.activity.idle.newest = to
+	default:
+		m.activity.parked.newest = to
+	}
+}
+
+// relink makes the neighbours of a row that is about to move point to its new
+// place. Requires mu held.
+func (m *ProducerStateManager) relink(from, to uint32) {
+	p := m.table.at(from)
+	m.setNewer(p.older, linkTo(from), linkTo(to))
+	m.setOlder(p.newer, linkTo(from), linkTo(to))
+}

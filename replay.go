@@ -1,0 +1,280 @@
+package idempotence
+
+// This file rebuilds the state from the log. The log is the truth: nothing is
+// judged, only whether the bytes are still those that were written. Four ways
+// in which a log can end are told apart, because a broker does something else
+// about each: the clean end, a tail torn off by a crash, damage, and a failing
+// read.
+
+import (
+	"errors"
+	"fmt"
+	"io"
+)
+
+// Returned by [ProducerStateManager.ReplayLog], inside a [*LogError].
+var (
+	// ErrTornTail: the log ends in a batch that is incomplete, as a crash in the
+	// middle of an append leaves it, or in zeros, as a preallocated segment
+	// does. No complete batch follows. The broker cuts the segment off after
+	// [ReplayResult].Bytes and goes on. Only the newest segment of a log can be
+	// torn; in an older one this is damage too.
+	ErrTornTail error = &reason{text: "torn tail of log", code: codeKafkaStorageError}
+
+	// ErrCorruptLog: what stands in the log is not what was once written there,
+	// or never was a batch, and good batches may follow. Cutting the segment off
+	// may lose acknowledged records, so a broker does not do it unasked: it
+	// fetches the rest from a replica, or leaves the partition offline.
+	ErrCorruptLog error = &reason{text: "corrupt log", code: codeKafkaStorageError}
+)
+
+// LogError is the error of a log that could not be read to a clean end: why,
+// and where the good part of it ends. Reach it with errors.As. Test for the
+// reason with errors.Is.
+type LogError struct {
+	// Position is where the good part ends, in bytes from the beginning of the
+	// input: [ReplayResult].Bytes. What is wrong begins there.
+	Position int64
+	// Offset is one past the last offset of the good part:
+	// [ReplayResult].EndOffset.
+	Offset int64
+	// Err is the reason: it is ErrTornTail or ErrCorruptLog, or wraps the error
+	// that the reader returned.
+	Err error
+}
+
+// Unwrap returns the reason.
+func (e *LogError) Unwrap() error { return e.Err }
+
+// Error begins with the reason and says where the good part ends.
+func (e *LogError) Error() string {
+	return fmt.Sprintf("%v; the log is good up to byte %d, offset %d", e.Err, e.Position, e.Offset)
+}
+
+// ReplayResult says what the good part of a log holds: all of it, or what comes
+// before the first batch that is not whole and right.
+type ReplayResult struct {
+	// Bytes is the length of the good part.
+	Bytes int64
+	// EndOffset is one past the last offset of the good part. Where nothing is
+	// in it, it is the EndOffset that the manager had before.
+	EndOffset int64
+	// Batches counts the data batches of format v2, with a producer id or
+	// without, those emptied by compaction included.
+	Batches int64
+	// Markers counts the markers that end a transaction.
+	Markers int64
+	// Others counts what says nothing about producers: other control batches,
+	// and messages of format v0 and v1, of which a compressed set counts once.
+	Others int64
+}
+
+// Marker is the control record that ends a transaction (KIP-98). It takes one
+// offset of the log.
+type Marker struct {
+	// ProducerID is 0 or above.
+	ProducerID int64
+	// Epoch is in 0..32767. It may be above that of the transaction's batches:
+	// a coordinator that ends a transaction raises it, to fence the producer.
+	Epoch int16
+	// CoordinatorEpoch is 0 or above. It is -1 where compaction has removed the
+	// record, and kept the batch for the sake of the producer's epoch; Commit
+	// means nothing then.
+	CoordinatorEpoch int32
+	// Commit says that the transaction was committed and not aborted.
+	Commit bool
+}
+
+// noBaseSequence is the base sequence of a batch that a broker wrote itself in
+// the name of a producer, as Kafka's group coordinator does with the offsets
+// that a transaction commits (RecordBatch.NO_SEQUENCE).
+const noBaseSequence int32 = -1
+
+// Replay applies a batch that is already in the log, with its first record at
+// baseOffset: in recovery, or on a follower. The log is the truth, so nothing is
+// judged: a batch is remembered as the newest of its producer whether or not its
+// sequence follows, since compaction leaves gaps. Batches must come in the order
+// of the log.
+//
+// A batch at or below the newest offset remembered of its producer, or of an
+// older epoch than remembered, is skipped: a replay that overlaps a snapshot
+// does no harm, and neither does an older epoch that a log holds by an earlier
+// fault. (Kafka's ProducerStateManager adopts such an epoch. The newer one is the
+// safer to keep.) A batch with base sequence -1, which a broker wrote itself,
+// moves the epoch and opens a transaction, and is not remembered. A batch
+// without a producer id only moves the end offset.
+//
+// Replay refuses, with a [*BatchError] and without any change, what cannot
+// stand in a log: ErrInvalidBatch for a malformed batch, and ErrOffsetOrder for
+// a negative offset or one that leaves no room for the batch. It counts nothing
+// in Stats, and it counts as activity. Safe for concurrent use, though the
+// embedder holds back appends until a recovery is done.
+func (m *ProducerStateManager) Replay(b Batch, baseOffset int64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case b.ProducerID != NoProducerID && !b.replayable():
+		return newBatchError(b, baseOffset, ErrInvalidBatch)
+	case !roomAt(baseOffset, b.Count):
+		return newBatchError(b, baseOffset, ErrOffsetOrder)
+	}
+	m.advance(baseOffset + int64(max(b.Count, 0)))
+	if b.ProducerID != NoProducerID {
+		m.replay(&b, baseOffset)
+	}
+	return nil
+}
+
+// replayable reports whether every field is in the range it may have in a log.
+func (b *Batch) replayable() bool {
+	return b.ProducerID >= 0 && b.Epoch >= 0 && b.BaseSequence >= noBaseSequence && b.Count >= 1
+}
+
+// replay applies a replayable batch. Requires mu held.
+func (m *ProducerStateManager) replay(b *Batch, baseOffset int64) {
+	p := m.table.find(b.ProducerID)
+	if p != nil && (b.Epoch < p.epoch || baseOffset <= p.newestOffset()) {
+		return
+	}
+	p = m.active(b.ProducerID, b.Epoch)
+	if b.BaseSequence != noBaseSequence {
+		p.record(b, baseOffset)
+		return
+	}
+	m.lastMarker = max(m.lastMarker, baseOffset)
+	p.adopt(b.Epoch)
+	p.past |= pastMarker
+	p.openTxn(b, baseOffset)
+}
+
+// ReplayMarker applies a transaction marker that is already in the log at
+// offset. It ends the producer's open transaction. A newer epoch is adopted, and
+// the batches of the older one are forgotten; a producer that was unknown is
+// known by its epoch afterwards, and its first batch must start at 0. The
+// highest coordinator epoch is kept.
+//
+// Like Replay, it judges nothing, and skips a marker of an older epoch or before
+// the newest batch remembered of its producer. It refuses, without any change,
+// a marker with a negative producer id or epoch as ErrInvalidBatch, and an
+// offset that is negative or the largest int64 as ErrOffsetOrder, each in a
+// [*BatchError]. Safe for concurrent use.
+func (m *ProducerStateManager) ReplayMarker(k Marker, offset int64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	b := Batch{ProducerID: k.ProducerID, Epoch: k.Epoch, Count: 1, Transactional: true}
+	switch {
+	case !b.wellFormed():
+		return newBatchError(b, offset, ErrInvalidBatch)
+	case !roomAt(offset, 1):
+		return newBatchError(b, offset, ErrOffsetOrder)
+	}
+	m.advance(offset + 1)
+	m.lastMarker = max(m.lastMarker, offset)
+	p := m.table.find(k.ProducerID)
+	if p != nil && (k.Epoch < p.epoch || offset < p.newestOffset()) {
+		return nil
+	}
+	p = m.active(k.ProducerID, k.Epoch)
+	p.adopt(k.Epoch)
+	p.txnFirst = noTxn
+	p.coordinatorEpoch = max(p.coordinatorEpoch, k.CoordinatorEpoch)
+	p.past |= pastMarker
+	return nil
+}
+
+// ReplayLog replays a log segment, or several in a row, from r: each data batch
+// as [ProducerStateManager.Replay] does, each end-transaction marker as
+// [ProducerStateManager.ReplayMarker] does; everything else only moves the end
+// offset. r must begin at the beginning of a batch. Batches that the manager
+// knows already do no harm, so a broker starts at the segment that holds the
+// end offset of its snapshot.
+//
+// It reads record batches of format v2 with any compression, which it does not
+// undo, and passes over the older formats. Every checksum is verified, and
+// nothing is applied before its own has been. Offsets must rise.
+//
+// The error is nil if r was good to its end, and otherwise a [*LogError] around
+// ErrTornTail, ErrCorruptLog or the error that r returned. The good part has
+// been replayed then, and the result says where it ends.
+//
+// It takes a buffer of 128 KiB, however long the log or a batch in it is. Safe
+// for concurrent use, though the embedder holds back appends until it is done.
+func (m *ProducerStateManager) ReplayLog(r io.Reader) (ReplayResult, error) {
+	return readLog(r, m.EndOffset(), managerSink{m})
+}
+
+// managerSink replays a log into a manager. What has a right checksum is in the
+// log, so a batch that no producer could have sent is passed over, not refused.
+type managerSink struct{ m *ProducerStateManager }
+
+func (s managerSink) replayBatch(b Batch, baseOffset int64) error {
+	err := s.m.Replay(b, baseOffset)
+	if errors.Is(err, ErrInvalidBatch) {
+		return s.skipTo(baseOffset + int64(b.Count))
+	}
+	return err
+}
+
+func (s managerSink) replayMarker(k Marker, offset int64) error {
+	err := s.m.ReplayMarker(k, offset)
+	if errors.Is(err, ErrInvalidBatch) {
+		return s.skipTo(offset + 1)
+	}
+	return err
+}
+
+func (s managerSink) skipTo(endOffset int64) error {
+	s.m.Advance(endOffset)
+	return nil
+}
+
+// logSink is told what a log holds, in log order and only after the checksum
+// was found right. An error ends the reading in front of the entry.
+type logSink interface {
+	replayBatch(b Batch, baseOffset int64) error
+	replayMarker(m Marker, offset int64) error
+	// skipTo is called for what says nothing about producers, and ends at
+	// endOffset.
+	skipTo(endOffset int64) error
+}
+
+// readLog reads a log to its end, or to where it stops being good, and tells
+// sink what is in it. The sink knows of everything up to endOffset.
+func readLog(r io.Reader, endOffset int64, sink logSink) (ReplayResult, error) {
+	res := ReplayResult{EndOffset: endOffset}
+	s := newSegmentReader(r)
+	var e segmentEntry
+	for {
+		err := s.next(&e)
+		if err == io.EOF {
+			return res, nil
+		}
+		if err == nil {
+			err = res.apply(&e, sink)
+		}
+		if err != nil {
+			return res, &LogError{Position: res.Bytes, Offset: res.EndOffset, Err: err}
+		}
+		res.Bytes, res.EndOffset = s.pos, s.nextOffset
+	}
+}
+
+// apply tells sink of an entry and counts it.
+func (r *ReplayResult) apply(e *segmentEntry, sink logSink) error {
+	var err error
+	count := &r.Others
+	switch e.kind {
+	case dataEntry:
+		count = &r.Batches
+		err = sink.replayBatch(e.batch, e.header.BaseOffset)
+	case markerEntry:
+		count = &r.Markers
+		err = sink.replayMarker(e.marker, e.header.BaseOffset)
+	default:
+		err = sink.skipTo(e.header.LastOffset() + 1)
+	}
+	if err == nil {
+		*count++
+	}
+	return err
+}

@@ -1,0 +1,96 @@
+package idempotence
+
+// This file takes back what the log has lost: its tail, when a follower cuts
+// off what the new leader does not have, or all of it.
+
+// Truncate tells the manager that the log was cut to end at to: every record at
+// or past it is gone. The remembered batches that reach to or past it are
+// forgotten, since a log does not cut a batch in half, and a producer of which
+// nothing is left is forgotten with them. The end offset becomes to, if it was
+// higher. A to below 0 counts as 0. Open reservations are abandoned in any case.
+//
+// It returns whether what is left is exactly what a rebuild from the whole log
+// that is left would give. It is false where that cannot be known, since the
+// past is not kept: where a producer loses batches and had more than the window
+// holds, where it loses all of its newest epoch and had another before, where a
+// transaction marker was cut off, and where to lies before a point at which
+// producers were forgotten. What is left then is safe (no batch that was cut off
+// is answered as a duplicate) but may refuse what a rebuild would accept, and
+// the embedder restores the newest snapshot at or before to and replays from
+// there.
+//
+// It looks at every producer remembered, under the lock. Safe for concurrent
+// use; hold the partition's append lock over the cut and the call.
+//
+// (Kafka's ProducerStateManager.truncateAndReload always reloads.)
+func (m *ProducerStateManager) Truncate(to int64) (exact bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	to = max(to, 0)
+	if to >= m.endOffset {
+		return true
+	}
+	m.endOffset = to
+	exact = to > m.lastMarker && to >= m.forgotAt
+	// From the last row down, since forgetting one moves the last row, which
+	// has been looked at, into its place.
+	for row := m.table.rows; row > 0; row-- {
+		known := m.truncateRow(row-1, to)
+		exact = exact && known
+	}
+	m.lastMarker = min(m.lastMarker, to-1)
+	return exact
+}
+
+// truncateRow takes back what the producer in a row did at or past to, and
+// returns whether what is left of it is known to be right. Requires mu held.
+func (m *ProducerStateManager) truncateRow(row uint32, to int64) bool {
+	if p := m.table.at(row); p.txnFirst < to && !p.reaches(to) {
+		return true
+	}
+	p := m.table.own(row)
+	p.txnFirst = before(p.txnFirst, to)
+	known := !p.window.rolled
+	for p.reaches(to) {
+		p.txnFirst = before(p.txnFirst, p.window.newest().baseOffset)
+		p.window.pop()
+	}
+	if p.window.count > 0 {
+		return known
+	}
+	known = known && p.past&pastEpoch == 0
+	if known && p.past&pastMarker == 0 {
+		m.forget(row)
+	}
+	return known
+}
+
+// reaches reports whether the newest batch remembered is not wholly below to.
+func (p *producer) reaches(to int64) bool {
+	if p.window.count == 0 {
+		return false
+	}
+	newest := p.window.newest()
+	return newest.baseOffset > to-int64(newest.span.count())
+}
+
+// before returns the first offset of a transaction, or noTxn if that is not
+// before limit.
+func before(txnFirst, limit int64) int64 {
+	if txnFirst >= limit {
+		return noTxn
+	}
+	return txnFirst
+}
+
+// Reset tells the manager that the log was deleted and created again: every
+// producer is forgotten, and the end offset is 0. What it keeps is MaxProducerID,
+// which no deletion makes untrue, the time of the last Expire, and the counts of
+// Stats. Open reservations are abandoned. Safe for concurrent use.
+func (m *ProducerStateManager) Reset() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.table = newTable()
+	m.activity = activity{now: m.activity.now}
+	m.endOffset, m.lastMarker, m.forgotAt = 0, noOffset, 0
+}
