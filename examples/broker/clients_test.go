@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -26,6 +27,32 @@ import (
 
 const topic = "t"
 
+// A listener keeps the connections it accepted, to close them.
+type listener struct {
+	net.Listener
+	mu    sync.Mutex
+	conns []net.Conn
+}
+
+func (l *listener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err == nil {
+		l.mu.Lock()
+		l.conns = append(l.conns, c)
+		l.mu.Unlock()
+	}
+	return c, err
+}
+
+func (l *listener) hangUp() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, c := range l.conns {
+		c.Close()
+	}
+	l.conns = nil
+}
+
 // A rig is a broker behind a proxy, and faults that strike at the worst
 // moment: after a batch has been appended, before its producer hears of it.
 type rig struct {
@@ -36,6 +63,7 @@ type rig struct {
 
 	mu         sync.Mutex
 	server     *server.Server
+	listener   *listener
 	every      int // batches appended from one fault to the next
 	appended   int
 	struck     map[arrival]bool // batches that were not acknowledged at first
@@ -77,9 +105,10 @@ func (r *rig) start() {
 		r.t.Error(err)
 		return
 	}
-	go s.Serve(ln)
+	l := &listener{Listener: ln}
+	go s.Serve(l)
 	r.mu.Lock()
-	r.server = s
+	r.server, r.listener = s, l
 	r.mu.Unlock()
 	if err := r.proxy.MoveTo(ln.Addr().String()); err != nil {
 		r.t.Error(err)
@@ -121,6 +150,13 @@ func cut(r *rig) {
 	if err := r.proxy.Cut(); err != nil {
 		r.t.Error(err)
 	}
+}
+
+// hangUp has the broker close its connections, and the proxy tell the clients.
+func hangUp(r *rig) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.listener.hangUp()
 }
 
 // restart cuts the broker off and replaces it by a new one over the same
@@ -197,7 +233,7 @@ func TestClientsThroughFaults(t *testing.T) {
 	}{
 		"cut":           {every: 5, fault: cut},
 		"latency":       {every: 10, fault: cut, setUp: func(p *faults.Proxy) error { return p.Latency(5, 5) }},
-		"slow close":    {every: 10, fault: cut, setUp: func(p *faults.Proxy) error { return p.SlowClose(50) }},
+		"slow close":    {every: 10, fault: hangUp, setUp: func(p *faults.Proxy) error { return p.SlowClose(50) }},
 		"clean restart": {every: 20, fault: restart(true)},
 		"killed":        {every: 20, fault: restart(false)},
 	}
@@ -235,39 +271,38 @@ func TestTenProducersOnOnePartition(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	const producers, records = 10, 400
-	// The faults begin once all have their ids: the client gives up when its
-	// very first request is cut off.
-	var clients []*kgo.Client
-	for range producers {
-		cl, err := newFranz(ctx, r.proxy.Addr())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer cl.Close()
-		clients = append(clients, cl)
-	}
-	acks := newAcks()
-	var wg sync.WaitGroup
-	for p, cl := range clients {
+	var (
+		wg  sync.WaitGroup
+		mu  sync.Mutex
+		all = make(map[string]place)
+	)
+	for i := range producers {
 		wg.Go(func() {
-			for i := range records {
-				cl.Produce(ctx, kgo.StringRecord(record(fmt.Sprintf("producer-%d", p), i)), acks.promise)
-			}
-			if err := cl.Flush(ctx); err != nil {
+			acknowledged, err := franz(ctx, r.proxy.Addr(), fmt.Sprintf("producer-%d", i), records)
+			if err != nil {
 				t.Error(err)
 			}
+			mu.Lock()
+			defer mu.Unlock()
+			maps.Copy(all, acknowledged)
 		})
 	}
 	wg.Wait()
-	if acks.err != nil {
-		t.Error(acks.err)
-	}
-	r.check(acks.places, producers*records)
+	r.check(all, producers*records)
 }
 
 // franz has five requests in flight.
 func franz(ctx context.Context, addr, name string, n int) (map[string]place, error) {
-	cl, err := newFranz(ctx, addr)
+	cl, err := kgo.NewClient(
+		kgo.SeedBrokers(addr),
+		kgo.DefaultProduceTopic(topic),
+		kgo.AllowAutoTopicCreation(),
+		kgo.RecordPartitioner(kgo.ManualPartitioner()),
+		kgo.ProducerBatchMaxBytes(512),
+		kgo.RetryBackoffFn(func(int) time.Duration { return 5 * time.Millisecond }),
+		kgo.MetadataMinAge(10*time.Millisecond),
+		kgo.AlwaysRetryEOF(),
+	)
 	if err != nil {
 		return nil, err
 	}
@@ -278,27 +313,6 @@ func franz(ctx context.Context, addr, name string, n int) (map[string]place, err
 	}
 	err = cl.Flush(ctx)
 	return acks.places, errors.Join(err, acks.err)
-}
-
-// newFranz returns a client that has its producer id.
-func newFranz(ctx context.Context, addr string) (*kgo.Client, error) {
-	cl, err := kgo.NewClient(
-		kgo.SeedBrokers(addr),
-		kgo.DefaultProduceTopic(topic),
-		kgo.AllowAutoTopicCreation(),
-		kgo.RecordPartitioner(kgo.ManualPartitioner()),
-		kgo.ProducerBatchMaxBytes(512),
-		kgo.RetryBackoffFn(func(int) time.Duration { return 5 * time.Millisecond }),
-		kgo.MetadataMinAge(10*time.Millisecond),
-	)
-	if err != nil {
-		return nil, err
-	}
-	if _, _, err := cl.ProducerID(ctx); err != nil {
-		cl.Close()
-		return nil, err
-	}
-	return cl, nil
 }
 
 // saramaClient has one request in flight, which is all that Sarama allows an

@@ -159,6 +159,7 @@ func demoProduce(ctx context.Context, out io.Writer, addr string, cuts func() in
 		// The network is bad but near: no need to wait long to try again.
 		kgo.RetryBackoffFn(func(int) time.Duration { return 10 * time.Millisecond }),
 		kgo.MetadataMinAge(20*time.Millisecond),
+		kgo.AlwaysRetryEOF(), // even a connection that is cut at its very beginning
 	)
 	if err != nil {
 		return nil, err

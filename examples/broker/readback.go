@@ -54,6 +54,7 @@ func readBack(ctx context.Context, addr, topic string, partitions int32) ([][]st
 	cl, err := kgo.NewClient(
 		kgo.SeedBrokers(addr),
 		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{topic: starts}),
+		kgo.AlwaysRetryEOF(),
 	)
 	if err != nil {
 		return nil, err

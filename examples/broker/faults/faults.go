@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
+	"math/rand/v2"
 	"sync"
 
 	toxiproxy "github.com/Shopify/toxiproxy/v2"
@@ -21,10 +23,22 @@ type Proxy struct {
 
 // New returns a running proxy on a free loopback port to upstream (host:port),
 // where nobody need listen yet.
+//
+// The proxy gives up its port for a moment at each cut, so that must not be a
+// port that somebody's outgoing connection may be given meanwhile: it comes
+// from below the range that systems take those from.
 func New(upstream string) (*Proxy, error) {
+	const tries, first, ports = 20, 20_000, 10_000
 	server := toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())
-	p := &Proxy{proxy: toxiproxy.NewProxy(server, "broker", "127.0.0.1:0", upstream)}
-	return p, p.proxy.Start()
+	var err error
+	for range tries {
+		addr := fmt.Sprintf("127.0.0.1:%d", first+rand.IntN(ports))
+		p := &Proxy{proxy: toxiproxy.NewProxy(server, "broker", addr, upstream)}
+		if err = p.proxy.Start(); err == nil {
+			return p, nil
+		}
+	}
+	return nil, err
 }
 
 // Addr is where clients connect.
