@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"time"
 
 	toxiproxy "github.com/Shopify/toxiproxy/v2"
 	"github.com/rs/zerolog"
@@ -54,7 +55,7 @@ func (p *Proxy) Cut() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.proxy.Stop()
-	return p.proxy.Start()
+	return p.startAgain()
 }
 
 // MoveTo cuts every connection and forwards new ones to another upstream.
@@ -63,7 +64,21 @@ func (p *Proxy) MoveTo(upstream string) error {
 	defer p.mu.Unlock()
 	p.proxy.Stop()
 	p.proxy.Upstream = upstream
-	return p.proxy.Start()
+	return p.startAgain()
+}
+
+// startAgain starts on the port the proxy had before. A process that is being
+// started at this moment may still hold that port: it has a copy of every open
+// file until it runs a program of its own.
+func (p *Proxy) startAgain() error {
+	var err error
+	for range 100 {
+		if err = p.proxy.Start(); err == nil {
+			return nil
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return err
 }
 
 // Close ends every connection and accepts no more, until the proxy is moved.
