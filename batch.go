@@ -56,9 +56,6 @@ const (
 // computes once and shares.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// codeCorruptMessage is Kafka's CORRUPT_MESSAGE.
-const codeCorruptMessage int16 = 2
-
 // Returned when the bytes of a record batch are read.
 var (
 	// ErrCorruptBatch: the bytes cannot be the header of a record batch, or the

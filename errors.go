@@ -26,6 +26,9 @@ func (r *reason) Unwrap() error { return r.wider }
 const (
 	codeUnknownServerError   int16 = -1
 	codeNone                 int16 = 0
+	codeCorruptMessage       int16 = 2
+	codeNotLeaderOrFollower  int16 = 6
+	codeRequestTimedOut      int16 = 7
 	codeOutOfOrderSequence   int16 = 45
 	codeDuplicateSequence    int16 = 46
 	codeInvalidProducerEpoch int16 = 47

@@ -148,11 +148,24 @@ func (m *ProducerStateManager) tick(now instant) {
 	if a.now.before(now) {
 		a.now = now
 	}
+	m.rotateOwed()
 	if len(a.marks) == 0 || a.marks[a.current].producers == 0 {
 		return
 	}
 	a.marks[a.current].set(a.now)
 	a.current = a.newMark()
+}
+
+// rotateOwed lets go of failed first batches as old as a forgotten producer.
+// Requires mu held.
+func (m *ProducerStateManager) rotateOwed() {
+	if m.inFlight == nil {
+		return
+	}
+	limit, ok := m.cfg.expiration()
+	if o := &m.inFlight.owed; ok && !m.activity.now.before(o.since.add(limit)) {
+		o.rotate(m.activity.now)
+	}
 }
 
 // newMark returns an unused mark.
@@ -232,7 +245,31 @@ func (m *ProducerStateManager) forgetOrPark(row uint32) bool {
 
 // protected reports whether the producer must not be forgotten now.
 func (p *producer) protected() bool {
-	return p.txnFirst != noTxn
+	return p.txnFirst != noTxn || p.lane != 0
+}
+
+// unpark puts a parked producer back among those that may be forgotten, where
+// its last activity belongs. That is at the oldest end: it had come to its turn
+// when it was parked, and only others that were put back since can be older.
+// Requires mu held.
+func (m *ProducerStateManager) unpark(p *producer, row uint32) {
+	m.unlink(row)
+	p.parked = false
+	at := m.activity.idle.oldest
+	for at != 0 && m.olderThan(m.table.at(at.row()), p) {
+		at = m.table.at(at.row()).newer
+	}
+	m.insertBefore(&m.activity.idle, at, row)
+}
+
+// olderThan reports whether p was active before q: by the time of their marks,
+// and within the same one by what they committed.
+func (m *ProducerStateManager) olderThan(p, q *producer) bool {
+	a := &m.activity
+	if p.mark == q.mark || p.mark == a.current || q.mark == a.current {
+		return q.mark == a.current && p.mark != a.current || p.mark == q.mark && p.newestOffset() < q.newestOffset()
+	}
+	return a.marks[p.mark].at().before(a.marks[q.mark].at())
 }
 
 // forget takes the producer in a row out of everything. Requires mu held.
@@ -279,14 +316,28 @@ func (m *ProducerStateManager) enlist(p *producer, row uint32) {
 // pushNewest adds a row that is in no list to the newest end of l. Requires mu
 // held.
 func (m *ProducerStateManager) pushNewest(l *list, row uint32) {
+	m.insertBefore(l, 0, row)
+}
+
+// insertBefore adds a row that is in no list to l, as the older neighbour of
+// the row at newer, or at the newest end where that is none. Requires mu held.
+func (m *ProducerStateManager) insertBefore(l *list, newer link, row uint32) {
+	older := l.newest
+	if newer != 0 {
+		older = m.table.at(newer.row()).older
+	}
 	p := m.table.own(row)
-	p.older, p.newer = l.newest, 0
-	if l.newest != 0 {
-		m.table.own(l.newest.row()).newer = linkTo(row)
+	p.older, p.newer = older, newer
+	if older != 0 {
+		m.table.own(older.row()).newer = linkTo(row)
 	} else {
 		l.oldest = linkTo(row)
 	}
-	l.newest = linkTo(row)
+	if newer != 0 {
+		m.table.own(newer.row()).older = linkTo(row)
+	} else {
+		l.newest = linkTo(row)
+	}
 }
 
 // unlink takes a row out of its list. Requires mu held.

@@ -1,6 +1,7 @@
 package idempotence
 
 import (
+	"errors"
 	"iter"
 	"math"
 	"slices"
@@ -146,13 +147,14 @@ type producer struct {
 	mark   uint32 // of its last activity; see activity
 	epoch  int16
 	past   past
-	parked bool // in activity.parked
+	parked bool   // in activity.parked
+	lane   uint32 // of its batches in flight, plus one; 0 where there are none
+	older  link   // neighbours in activity
 	window window
 	// txnFirst is the offset of the first batch of the open transaction.
 	txnFirst         int64
 	coordinatorEpoch int32
-	older, newer     link // neighbours in activity
-	_                uint32
+	newer            link
 }
 
 const (
@@ -177,11 +179,12 @@ func (p *producer) newestOffset() int64 {
 	return p.window.newest().baseOffset
 }
 
-// continuedBy reports whether a batch is this producer's next one: the case
-// that nearly every batch is, told with four comparisons. That the batch is
+// continuedBy reports whether a batch is this producer's next one, with nothing
+// in flight: the case
+// that nearly every batch is, told with a few comparisons. That the batch is
 // well-formed follows from them, but for its count.
 func (p *producer) continuedBy(b *Batch) bool {
-	return p.id == b.ProducerID && p.epoch == b.Epoch && p.window.follows(b.BaseSequence) && b.Count > 0
+	return p.id == b.ProducerID && p.epoch == b.Epoch && p.window.follows(b.BaseSequence) && p.lane == 0 && b.Count > 0
 }
 
 // judge applies rules 3 to 7 to a well-formed batch of this producer. It
@@ -261,6 +264,8 @@ type ProducerStateManager struct {
 	// forgotAt is the end offset when a producer was last forgotten, or 0.
 	forgotAt int64
 	activity activity
+	// inFlight is what has been reserved, or nil where nothing ever was.
+	inFlight *pipelines
 }
 
 // New returns a manager for one partition of which nothing is known yet: no
@@ -297,7 +302,7 @@ func (m *ProducerStateManager) Commit(pid int64, epoch int16, baseSeq, count int
 // ProducerStateEntry.
 func (m *ProducerStateManager) CheckBatch(b Batch) (Result, error) {
 	m.mu.Lock()
-	if p := m.table.find(b.ProducerID); p != nil && p.epoch == b.Epoch && b.Count > 0 {
+	if p := m.table.find(b.ProducerID); p != nil && p.lane == 0 && p.epoch == b.Epoch && b.Count > 0 {
 		if p.window.follows(b.BaseSequence) {
 			m.mu.Unlock()
 			return Result{Verdict: Append}, nil
@@ -378,6 +383,8 @@ func (m *ProducerStateManager) commit(b *Batch, baseOffset int64) error {
 		return m.refuseCommit(b, p, err, baseOffset, noOffset)
 	case res.Verdict == Duplicate:
 		return m.refuseCommit(b, p, ErrDuplicateSequence, baseOffset, res.BaseOffset)
+	case m.isInFlight(b.ProducerID, p):
+		return m.refuse(*b, p, ErrInFlight)
 	case !offsetInOrder(b, p, baseOffset):
 		return m.refuseCommit(b, p, ErrOffsetOrder, baseOffset, newestOffset(p))
 	}
@@ -404,6 +411,9 @@ func (m *ProducerStateManager) active(pid int64, epoch int16) *producer {
 func (m *ProducerStateManager) welcome(pid int64, epoch int16) *producer {
 	m.evict()
 	m.maxProducerID = max(m.maxProducerID, pid)
+	if m.inFlight != nil {
+		m.inFlight.owed.drop(pid)
+	}
 	p := m.table.insert(pid)
 	p.epoch, p.txnFirst, p.coordinatorEpoch = epoch, noTxn, noCoordinator
 	m.enlist(p, m.table.lastRow)
@@ -420,6 +430,10 @@ func (m *ProducerStateManager) judge(b *Batch) (Result, *producer, error) {
 		return Result{}, nil, ErrInvalidBatch
 	}
 	p := m.table.find(b.ProducerID)
+	if n, ok := m.laneOf(b.ProducerID, p); ok {
+		res, err := m.inFlight.lanes[n].judge(b, p)
+		return res, p, err
+	}
 	if p == nil {
 		res, err := m.judgeUnknown(b)
 		return res, nil, err
@@ -431,6 +445,9 @@ func (m *ProducerStateManager) judge(b *Batch) (Result, *producer, error) {
 // judgeUnknown applies rule 2, the policy for a producer of which nothing is
 // remembered. Requires mu held.
 func (m *ProducerStateManager) judgeUnknown(b *Batch) (Result, error) {
+	if f, ok := m.owedBy(b.ProducerID); ok && f.epoch == b.Epoch && f.sequence != b.BaseSequence {
+		return Result{}, ErrOutOfOrderSequence
+	}
 	if b.BaseSequence == 0 {
 		return Result{Verdict: Append}, nil
 	}
@@ -444,6 +461,15 @@ func (m *ProducerStateManager) judgeUnknown(b *Batch) (Result, error) {
 		return Result{}, ErrUnknownProducer
 	}
 	return Result{Verdict: Append}, nil
+}
+
+// owedBy returns the first batch of an unknown producer whose append failed.
+// Requires mu held.
+func (m *ProducerStateManager) owedBy(pid int64) (firstBatch, bool) {
+	if m.inFlight == nil {
+		return firstBatch{}, false
+	}
+	return m.inFlight.owed.get(pid)
 }
 
 func newestOffset(p *producer) int64 {
@@ -468,29 +494,54 @@ func (m *ProducerStateManager) advance(endOffset int64) {
 	m.endOffset = max(m.endOffset, endOffset)
 }
 
+// isInFlight reports whether something of a producer is in flight. Requires mu
+// held.
+func (m *ProducerStateManager) isInFlight(pid int64, p *producer) bool {
+	_, ok := m.laneOf(pid, p)
+	return ok && pid != NoProducerID
+}
+
 // refuse counts a refusal and gathers the facts of it. Requires mu held.
 func (m *ProducerStateManager) refuse(b Batch, p *producer, why error) error {
+	if n, ok := m.laneOf(b.ProducerID, p); ok && why == ErrInFlight {
+		return m.refuseInFlight(b, &m.inFlight.lanes[n])
+	}
 	m.stats.count(why)
 	e := newBatchError(b, noOffset, why)
-	if p != nil {
-		e.CurrentEpoch = p.epoch
+	if why == ErrInvalidBatch {
+		return e
 	}
-	switch why {
-	case ErrUnknownProducer:
-		e.Expected = 0
-	case ErrOutOfOrderSequence, ErrDuplicateSequence:
-		if e.Expected = 0; p != nil && b.Epoch == p.epoch {
-			e.Expected = p.window.next
+	epoch, next := m.position(b.ProducerID, p)
+	e.CurrentEpoch = epoch
+	if errors.Is(why, ErrOutOfOrderSequence) {
+		if e.Expected = 0; b.Epoch == epoch || epoch == noEpoch {
+			e.Expected = next
 		}
 	}
 	return e
 }
 
+// position returns the epoch and the next sequence of a producer, what is in
+// flight included. Where it is unknown, the epoch is noEpoch. Requires mu held.
+func (m *ProducerStateManager) position(pid int64, p *producer) (epoch int16, next int32) {
+	if n, ok := m.laneOf(pid, p); ok {
+		l := &m.inFlight.lanes[n]
+		return l.epoch, l.next
+	}
+	if p != nil {
+		return p.epoch, p.window.next
+	}
+	f, _ := m.owedBy(pid)
+	return noEpoch, f.sequence
+}
+
 // refuseCommit is refuse with the offsets that only a Commit knows of.
 func (m *ProducerStateManager) refuseCommit(b *Batch, p *producer, why error, base, first int64) error {
-	e := m.refuse(*b, p, why).(*BatchError)
-	e.BaseOffset, e.FirstOffset = base, first
-	return e
+	err := m.refuse(*b, p, why)
+	if e, ok := err.(*BatchError); ok {
+		e.BaseOffset, e.FirstOffset = base, first
+	}
+	return err
 }
 
 // Advance tells the manager that the log ends at endOffset, one past its last
@@ -535,6 +586,7 @@ type Stats struct {
 	Unknown    uint64 // ErrUnknownProducer
 	Fenced     uint64 // ErrFenced
 	Invalid    uint64 // ErrInvalidBatch
+	InFlight   uint64 // ErrInFlight
 	Expired    uint64 // producers forgotten by Expire
 	Evicted    uint64 // producers forgotten for Config.MaxProducers
 }
@@ -583,6 +635,8 @@ type ProducerState struct {
 	// (Kafka has -1 for none.)
 	Marked           bool
 	CoordinatorEpoch int32
+	// InFlight is how many batches are reserved and not yet visible.
+	InFlight int
 }
 
 // view copies the producer for a reader, with the marks that it refers to.

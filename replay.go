@@ -102,7 +102,8 @@ const noBaseSequence int32 = -1
 // fault. (Kafka's ProducerStateManager adopts such an epoch. The newer one is the
 // safer to keep.) A batch with base sequence -1, which a broker wrote itself,
 // moves the epoch and opens a transaction, and is not remembered. A batch
-// without a producer id only moves the end offset.
+// without a producer id only moves the end offset. What the producer of an
+// applied batch has in flight is abandoned.
 //
 // Replay refuses, with a [*BatchError] and without any change, what cannot
 // stand in a log: ErrInvalidBatch for a malformed batch, and ErrOffsetOrder for
@@ -118,7 +119,9 @@ func (m *ProducerStateManager) Replay(b Batch, baseOffset int64) error {
 	case !roomAt(baseOffset, b.Count):
 		return newBatchError(b, baseOffset, ErrOffsetOrder)
 	}
-	m.advance(baseOffset + int64(max(b.Count, 0)))
+	end := baseOffset + int64(max(b.Count, 0))
+	m.advance(end)
+	m.replayed(baseOffset, end)
 	if b.ProducerID != NoProducerID {
 		m.replay(&b, baseOffset)
 	}
@@ -136,7 +139,7 @@ func (m *ProducerStateManager) replay(b *Batch, baseOffset int64) {
 	if p != nil && (b.Epoch < p.epoch || baseOffset <= p.newestOffset()) {
 		return
 	}
-	p = m.active(b.ProducerID, b.Epoch)
+	p = m.overtake(b.ProducerID, b.Epoch)
 	if b.BaseSequence != noBaseSequence {
 		p.record(b, baseOffset)
 		return
@@ -145,6 +148,15 @@ func (m *ProducerStateManager) replay(b *Batch, baseOffset int64) {
 	p.adopt(b.Epoch)
 	p.past |= pastMarker
 	p.openTxn(b, baseOffset)
+}
+
+// overtake returns a producer as active does, and abandons what it has in flight,
+// which the log has moved under. Requires mu held.
+func (m *ProducerStateManager) overtake(pid int64, epoch int16) *producer {
+	if n, ok := m.laneOf(pid, m.table.find(pid)); ok {
+		m.abandonLane(n)
+	}
+	return m.active(pid, epoch)
 }
 
 // ReplayMarker applies a transaction marker that is already in the log at
@@ -169,12 +181,13 @@ func (m *ProducerStateManager) ReplayMarker(k Marker, offset int64) error {
 		return newBatchError(b, offset, ErrOffsetOrder)
 	}
 	m.advance(offset + 1)
+	m.replayed(offset, offset+1)
 	m.lastMarker = max(m.lastMarker, offset)
 	p := m.table.find(k.ProducerID)
 	if p != nil && (k.Epoch < p.epoch || offset < p.newestOffset()) {
 		return nil
 	}
-	p = m.active(k.ProducerID, k.Epoch)
+	p = m.overtake(k.ProducerID, k.Epoch)
 	p.adopt(k.Epoch)
 	p.txnFirst = noTxn
 	p.coordinatorEpoch = max(p.coordinatorEpoch, k.CoordinatorEpoch)
@@ -200,31 +213,42 @@ func (m *ProducerStateManager) ReplayMarker(k Marker, offset int64) error {
 // It takes a buffer of 128 KiB, however long the log or a batch in it is. Safe
 // for concurrent use, though the embedder holds back appends until it is done.
 func (m *ProducerStateManager) ReplayLog(r io.Reader) (ReplayResult, error) {
-	return readLog(r, m.EndOffset(), managerSink{m})
+	return readLog(r, m.EndOffset(), &managerSink{m: m, end: noOffset})
 }
 
 // managerSink replays a log into a manager. What has a right checksum is in the
 // log, so a batch that no producer could have sent is passed over, not refused.
-type managerSink struct{ m *ProducerStateManager }
-
-func (s managerSink) replayBatch(b Batch, baseOffset int64) error {
-	err := s.m.Replay(b, baseOffset)
-	if errors.Is(err, ErrInvalidBatch) {
-		return s.skipTo(baseOffset + int64(b.Count))
-	}
-	return err
+type managerSink struct {
+	m   *ProducerStateManager
+	end int64 // of the entry before, or noOffset
 }
 
-func (s managerSink) replayMarker(k Marker, offset int64) error {
-	err := s.m.ReplayMarker(k, offset)
-	if errors.Is(err, ErrInvalidBatch) {
-		return s.skipTo(offset + 1)
+func (s *managerSink) replayBatch(b Batch, baseOffset int64) error {
+	s.end = baseOffset
+	if err := s.m.Replay(b, baseOffset); !errors.Is(err, ErrInvalidBatch) {
+		return err
 	}
-	return err
+	return s.skipTo(baseOffset + int64(b.Count))
 }
 
-func (s managerSink) skipTo(endOffset int64) error {
-	s.m.Advance(endOffset)
+func (s *managerSink) replayMarker(k Marker, offset int64) error {
+	s.end = offset
+	if err := s.m.ReplayMarker(k, offset); !errors.Is(err, ErrInvalidBatch) {
+		return err
+	}
+	return s.skipTo(offset + 1)
+}
+
+// skipTo passes over what says nothing about producers. What lies between the
+// entry before and endOffset is known with it.
+func (s *managerSink) skipTo(endOffset int64) error {
+	s.m.mu.Lock()
+	defer s.m.mu.Unlock()
+	s.m.advance(endOffset)
+	if s.end != noOffset {
+		s.m.replayed(s.end, endOffset)
+	}
+	s.end = endOffset
 	return nil
 }
 

@@ -13,8 +13,9 @@ package idempotence
 // that is left would give. It is false where that cannot be known, since the
 // past is not kept: where a producer loses batches and had more than the window
 // holds, where it loses all of its newest epoch and had another before, where a
-// transaction marker was cut off, and where to lies before a point at which
-// producers were forgotten. What is left then is safe (no batch that was cut off
+// transaction marker was cut off, where to lies before a point at which
+// producers were forgotten, and where batches that were in flight may be in the
+// log below to. What is left then is safe (no batch that was cut off
 // is answered as a duplicate) but may refuse what a rebuild would accept, and
 // the embedder restores the newest snapshot at or before to and replays from
 // there.
@@ -27,11 +28,12 @@ func (m *ProducerStateManager) Truncate(to int64) (exact bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	to = max(to, 0)
+	exact = m.cutFlights(to)
 	if to >= m.endOffset {
-		return true
+		return exact
 	}
 	m.endOffset = to
-	exact = to > m.lastMarker && to >= m.forgotAt
+	exact = exact && to > m.lastMarker && to >= m.forgotAt
 	// From the last row down, since forgetting one moves the last row, which
 	// has been looked at, into its place.
 	for row := m.table.rows; row > 0; row-- {
@@ -54,6 +56,9 @@ func (m *ProducerStateManager) truncateRow(row uint32, to int64) bool {
 	for p.reaches(to) {
 		p.txnFirst = before(p.txnFirst, p.window.newest().baseOffset)
 		p.window.pop()
+	}
+	if p.parked && !p.protected() {
+		m.unpark(p, row)
 	}
 	if p.window.count > 0 {
 		return known
@@ -90,6 +95,7 @@ func before(txnFirst, limit int64) int64 {
 func (m *ProducerStateManager) Reset() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.forgetFlights()
 	m.table = newTable()
 	m.activity = activity{now: m.activity.now}
 	m.endOffset, m.lastMarker, m.forgotAt = 0, noOffset, 0

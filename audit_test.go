@@ -1,0 +1,367 @@
+package idempotence
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"pgregory.net/rapid"
+)
+
+// This file is the structural audit: every invariant that is written beside
+// the state, checked from outside. Every randomised test calls it after every
+// step, so a broken invariant is met at the step that broke it and not where
+// it first shows. The numbers in the messages are those of the comments beside
+// the state.
+//
+// The audit reads rows directly. It must not go through find or freeze, which
+// leave a mark (the producer found last, the era): a test that audits after
+// each step would otherwise never run the paths that depend on them.
+
+// audits is every check of a whole manager. A new part of the state adds its
+// own here.
+var audits = []func(*ProducerStateManager) error{
+	auditManager,
+	auditProducers,
+	func(m *ProducerStateManager) error { return auditTable(&m.table) },
+	auditActivity,
+}
+
+// audit fails the test where the manager breaks an invariant of its own.
+func audit(t rapid.TB, m *ProducerStateManager) {
+	t.Helper()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, check := range audits {
+		if err := check(m); err != nil {
+			t.Fatalf("the state is unsound: %v", err)
+		}
+	}
+}
+
+// auditManager holds the fields of the manager against its producers.
+func auditManager(m *ProducerStateManager) error {
+	if m.endOffset < 0 {
+		return fmt.Errorf("end offset %d is negative", m.endOffset)
+	}
+	if m.lastMarker < noOffset || m.lastMarker >= max(m.endOffset, 1) || m.forgotAt > m.endOffset {
+		return fmt.Errorf("last marker at %d, forgot at %d, end offset %d", m.lastMarker, m.forgotAt, m.endOffset)
+	}
+	if m.maxProducerID < NoProducerID {
+		return fmt.Errorf("highest producer id is %d", m.maxProducerID)
+	}
+	for row := range m.table.rows {
+		p := m.table.at(row)
+		if p.id > m.maxProducerID {
+			return fmt.Errorf("producer %d is above the highest producer id %d", p.id, m.maxProducerID)
+		}
+		if p.window.count == 0 {
+			continue
+		}
+		if e := p.window.newest(); e.baseOffset+int64(e.span.count()) > m.endOffset {
+			return fmt.Errorf("producer %d remembers %d records from offset %d, past end offset %d",
+				p.id, e.span.count(), e.baseOffset, m.endOffset)
+		}
+	}
+	return nil
+}
+
+// auditProducers checks each row. That a window holds only batches of the
+// current epoch (producer 2) cannot be seen from outside, since a batch does
+// not keep its epoch; the model knows it.
+func auditProducers(m *ProducerStateManager) error {
+	for row := range m.table.rows {
+		p := m.table.at(row)
+		if p.id < 0 || p.epoch < 0 {
+			return fmt.Errorf("producer 1: row %d has id %d, epoch %d", row, p.id, p.epoch)
+		}
+		if p.txnFirst < noTxn || p.coordinatorEpoch < noCoordinator {
+			return fmt.Errorf("producer 3: producer %d has a transaction from %d, coordinator epoch %d",
+				p.id, p.txnFirst, p.coordinatorEpoch)
+		}
+		if err := auditWindow(&p.window); err != nil {
+			return fmt.Errorf("producer %d: %w", p.id, err)
+		}
+	}
+	return nil
+}
+
+func auditWindow(w *window) error {
+	if w.start >= WindowSize || w.count > WindowSize {
+		return fmt.Errorf("window 1: start %d, count %d", w.start, w.count)
+	}
+	for i := w.count; i < WindowSize; i++ {
+		if e := w.ring[(w.start+i)%WindowSize]; e != (entry{}) {
+			return fmt.Errorf("window 2: unused entry %d from the oldest is %+v", i, e)
+		}
+	}
+	for i := range w.count {
+		e := w.ring[(w.start+i)%WindowSize]
+		if e.span.first() < 0 || e.span.count() < 1 || e.baseOffset < 0 {
+			return fmt.Errorf("window 2: entry %d from the oldest is %+v", i, e)
+		}
+		if i == 0 {
+			continue
+		}
+		older := w.ring[(w.start+i-1)%WindowSize]
+		if e.baseOffset <= older.baseOffset {
+			return fmt.Errorf("window 3: offset %d comes after %d", e.baseOffset, older.baseOffset)
+		}
+		if !w.wide && e.span.first() != after(older.span) {
+			return fmt.Errorf("window 5: sequence %d follows a batch that ends before %d, and wide is not set",
+				e.span.first(), after(older.span))
+		}
+	}
+	return errors.Join(auditNext(w), auditNarrow(w))
+}
+
+func auditNext(w *window) error {
+	want := int32(0)
+	if w.count > 0 {
+		want = after(w.newest().span)
+	}
+	if w.next != want {
+		return fmt.Errorf("window 4: next is %d, the newest batch ends before %d", w.next, want)
+	}
+	return nil
+}
+
+func auditNarrow(w *window) error {
+	for _, e := range w.ring {
+		if !w.wide && e.span.count() > narrow {
+			return fmt.Errorf("window 5: a batch covers %d sequences, and wide is not set", e.span.count())
+		}
+	}
+	return nil
+}
+
+// after returns the sequence that follows a batch, by arithmetic that owes
+// nothing to the code under test.
+func after(s span) int32 {
+	return int32((int64(s.first()) + int64(s.count())) % (1 << 31))
+}
+
+// auditActivity walks both lists.
+func auditActivity(m *ProducerStateManager) error {
+	a := &m.activity
+	idle, err := auditList(m, "idle", a.idle)
+	if err != nil {
+		return err
+	}
+	parked, err := auditList(m, "parked", a.parked)
+	if err != nil {
+		return err
+	}
+	if n := len(idle) + len(parked); n != int(m.table.rows) {
+		return fmt.Errorf("activity 1: %d rows in the lists, %d in the table", n, m.table.rows)
+	}
+	for i := 1; i < len(idle); i++ {
+		older, newer := m.table.at(idle[i-1]).mark, m.table.at(idle[i]).mark
+		if older == newer || newer == a.current {
+			continue
+		}
+		if older == a.current || a.marks[newer].at().before(a.marks[older].at()) {
+			return fmt.Errorf("activity 2: mark %d (%+v) stands before mark %d (%+v), and %d is current",
+				older, a.marks[older], newer, a.marks[newer], a.current)
+		}
+	}
+	for _, row := range idle {
+		if m.table.at(row).parked {
+			return fmt.Errorf("activity 3: row %d is idle and says that it is parked", row)
+		}
+	}
+	for _, row := range parked {
+		if p := m.table.at(row); !p.parked || !p.protected() {
+			return fmt.Errorf("activity 3: row %d is parked, with parked %t, protected %t", row, p.parked, p.protected())
+		}
+	}
+	return auditMarks(m)
+}
+
+// auditList returns the rows of a list, oldest first.
+func auditList(m *ProducerStateManager, name string, l list) ([]uint32, error) {
+	var rows []uint32
+	last := link(0)
+	for at := l.oldest; at != 0; last, at = at, m.table.at(at.row()).newer {
+		if at.row() >= m.table.rows || len(rows) > int(m.table.rows) {
+			return nil, fmt.Errorf("activity 1: %s leads to row %d of %d, or in a circle", name, at.row(), m.table.rows)
+		}
+		if back := m.table.at(at.row()).older; back != last {
+			return nil, fmt.Errorf("activity 1: %s comes to row %d from link %d, and the link back is %d", name, at.row(), last, back)
+		}
+		rows = append(rows, at.row())
+	}
+	if l.newest != last {
+		return nil, fmt.Errorf("activity 1: %s ends at link %d, and its newest is %d", name, last, l.newest)
+	}
+	return rows, nil
+}
+
+func auditMarks(m *ProducerStateManager) error {
+	a := &m.activity
+	counts := make([]uint32, len(a.marks))
+	for row := range m.table.rows {
+		mark := m.table.at(row).mark
+		if int(mark) >= len(counts) {
+			return fmt.Errorf("activity 4: row %d has mark %d of %d", row, mark, len(counts))
+		}
+		counts[mark]++
+	}
+	for i, k := range a.marks {
+		if k.producers != counts[i] {
+			return fmt.Errorf("activity 4: mark %d counts %d producers, %d have it", i, k.producers, counts[i])
+		}
+		free := slices.Contains(a.free, uint32(i))
+		if want := k.producers == 0 && uint32(i) != a.current; free != want {
+			return fmt.Errorf("activity 4: mark %d of %d producers, in free: %t", i, k.producers, free)
+		}
+	}
+	if once := slices.Compact(slices.Sorted(slices.Values(a.free))); len(once) != len(a.free) {
+		return fmt.Errorf("activity 4: a mark is free twice: %v", a.free)
+	}
+	return nil
+}
+
+func auditTable(t *table) error {
+	if err := auditPages(t); err != nil {
+		return err
+	}
+	ids := make(map[int64]uint32, t.rows)
+	for row := range t.rows {
+		id := t.at(row).id
+		if twin, ok := ids[id]; ok {
+			return fmt.Errorf("table 1: rows %d and %d both have id %d", twin, row, id)
+		}
+		ids[id] = row
+	}
+	if t.last != nil && (t.lastRow >= t.rows || t.last != t.at(t.lastRow)) {
+		return fmt.Errorf("table: the producer found last is not the one in row %d of %d", t.lastRow, t.rows)
+	}
+	return auditIndex(&t.index, t)
+}
+
+func auditPages(t *table) error {
+	if want := (int(t.rows) + pageRows - 1) / pageRows; len(t.pages) != want {
+		return fmt.Errorf("table 2: %d rows in %d pages, want %d", t.rows, len(t.pages), want)
+	}
+	left := int(t.rows)
+	for i, p := range t.pages {
+		if want := min(left, pageRows); len(p.producers) != want {
+			return fmt.Errorf("table 2: page %d of %d holds %d rows, want %d", i, len(t.pages), len(p.producers), want)
+		}
+		if p.era > t.era {
+			return fmt.Errorf("table: page %d is of era %d, and only %d began", i, p.era, t.era)
+		}
+		left -= len(p.producers)
+	}
+	return nil
+}
+
+// auditIndex walks the whole index, and holds it against the rows it is for.
+func auditIndex(x *index, t *table) error {
+	if len(x.dir) == 0 {
+		if t.rows > 0 {
+			return fmt.Errorf("table 3: %d rows, and the index is empty", t.rows)
+		}
+		return nil
+	}
+	if len(x.dir) != 1<<x.depth {
+		return fmt.Errorf("index 1: %d directory entries at depth %d", len(x.dir), x.depth)
+	}
+	seen := make([]bool, t.rows)
+	for i := 0; i < len(x.dir); {
+		b := x.dir[i]
+		if b.depth > x.depth {
+			return fmt.Errorf("index 2: a bucket of depth %d in a directory of depth %d", b.depth, x.depth)
+		}
+		run := 1 << (x.depth - b.depth)
+		if i%run != 0 {
+			return fmt.Errorf("index 2: a bucket of depth %d begins at entry %d", b.depth, i)
+		}
+		for j := i; j < i+run; j++ {
+			if x.dir[j] != b {
+				return fmt.Errorf("index 2: entry %d is not the bucket of entry %d, of depth %d", j, i, b.depth)
+			}
+		}
+		if err := auditBucket(x, b, t, uint64(i)>>(x.depth-b.depth), seen); err != nil {
+			return fmt.Errorf("bucket of entry %d: %w", i, err)
+		}
+		i += run
+	}
+	if row := slices.Index(seen, false); row >= 0 {
+		return fmt.Errorf("table 3: row %d is not in the index", row)
+	}
+	return nil
+}
+
+// auditBucket checks a bucket whose hashes must begin with prefix, and ticks
+// off the rows that it holds.
+func auditBucket(x *index, b *bucket, t *table, prefix uint64, seen []bool) error {
+	groups := len(b.groups)
+	if groups < 1 || groups > maxGroups || groups&(groups-1) != 0 {
+		return fmt.Errorf("bucket 1: %d groups", groups)
+	}
+	used := 0
+	for i := range b.groups {
+		g := &b.groups[i]
+		for s := range groupSlots {
+			if g.tag(s) == 0 {
+				if g.rows[s] != 0 {
+					return fmt.Errorf("bucket 5: a free slot of group %d has row %d", i, g.rows[s])
+				}
+				continue
+			}
+			used++
+			if err := auditEntry(x, b, t, prefix, i, s, seen); err != nil {
+				return err
+			}
+		}
+	}
+	if used != b.used || used > groups*(groupSlots-1) {
+		return fmt.Errorf("bucket 2: %d of %d slots in use, %d counted", used, groups*groupSlots, b.used)
+	}
+	return nil
+}
+
+func auditEntry(x *index, b *bucket, t *table, prefix uint64, group, slot int, seen []bool) error {
+	row := b.groups[group].rows[slot]
+	if row >= t.rows || seen[row] {
+		return fmt.Errorf("table 3: row %d of %d is there twice or does not exist", row, t.rows)
+	}
+	seen[row] = true
+	hash := t.hashOf(row)
+	if b.groups[group].tag(slot) != tagOf(hash) {
+		return fmt.Errorf("table 3: row %d has another row's tag", row)
+	}
+	if hash>>(64-b.depth) != prefix {
+		return fmt.Errorf("bucket 4: row %d belongs in the bucket of prefix %b, not %b", row, hash>>(64-b.depth), prefix)
+	}
+	for i := b.home(hash); i != group; i = b.after(i) {
+		if b.groups[i].free() != 0 {
+			return fmt.Errorf("bucket 3: row %d lies in group %d, past group %d which has room", row, group, i)
+		}
+	}
+	return nil
+}
+
+// state is everything that decides how a manager will answer, as plain values
+// in producer-id order. Two managers of equal state cannot be told apart but
+// by their Stats.
+type state struct {
+	Producers     []ProducerState
+	EndOffset     int64
+	MaxProducerID int64
+}
+
+// stateOf reads the state of a manager and leaves no mark in it.
+func stateOf(m *ProducerStateManager) state {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := state{EndOffset: m.endOffset, MaxProducerID: m.maxProducerID}
+	for row := range m.table.rows {
+		s.Producers = append(s.Producers, m.table.at(row).view(m.activity.marks, m.activity.current))
+	}
+	slices.SortFunc(s.Producers, func(a, b ProducerState) int { return cmp.Compare(a.ProducerID, b.ProducerID) })
+	return s
+}

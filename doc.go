@@ -1,0 +1,242 @@
+/*
+Package idempotence is the broker's half of Kafka's idempotent producer. For
+each batch that arrives it says whether to append it, to answer it from memory
+or to refuse it, so that a batch which a producer sends again is still in the
+log exactly once.
+
+An idempotent producer numbers what it sends. Each batch carries a producer id,
+an epoch and the sequence of its first record, and a batch whose
+acknowledgement was lost is sent again with the same three. Whoever remembers
+the last few batches of every producer can therefore recognise the second copy,
+notice that one is missing, and shut out a producer that has been replaced. That
+memory and those decisions are this package; the log, the disk, the replicas and
+the clients stay with the broker that embeds it.
+
+The rules are those of KIP-98, with the window of five batches that came with
+KAFKA-5494.
+
+# Usage
+
+The primary object is a [ProducerStateManager]. Make one for each partition:
+
+	producers := idempotence.New(idempotence.Config{})
+
+One for each partition, because sequences count per partition: a producer that
+writes to two of them starts at 0 on both, and a manager shared between them
+would see gaps and overlaps in what is perfectly in order. A manager is small
+while it is empty, and the work of one partition never waits for another's.
+
+You then have a few responsibilities, for each batch that arrives, in this
+order.
+
+ 1. Take the partition's append lock, the one that makes sure that nobody else
+    appends, and hold it through the third step. What an answer of
+    [ProducerStateManager.Check] says is true until the next Commit.
+
+ 2. Check. On an error, or on the verdict [Duplicate], append nothing and go to
+    the answer. Check changes nothing, so it does not matter whether it comes
+    before or after your own reasons to refuse the batch (its checksum, its
+    size, the rights of the client).
+
+ 3. On the verdict [Append], append the batch to your log, and then call
+    [ProducerStateManager.Commit] with the base offset the log gave. If the
+    append fails, do not call Commit: nothing is remembered then, and the
+    producer's retry is judged as if this try had never been. But make sure
+    that it did fail. If your log cannot tell (a write that came back half
+    done, a sync that failed, a timeout), find out before the next batch, and
+    cut off what may be there or take the partition offline: a batch that is in
+    the log and not remembered will be stored again.
+
+ 4. Release the lock and answer the producer: the base offset that the log gave
+    for Append, the offset of the first copy ([Result].BaseOffset) for Duplicate,
+    and the code from [KafkaErrorCode] for a refusal. A duplicate is a success.
+    It is acknowledged on the same terms as its first copy: where that has to
+    wait for replicas, so has the duplicate, until they have the whole range
+    from BaseOffset on.
+
+The whole loop looks like this:
+
+	func (p *Partition) Produce(b idempotence.Batch, records []byte) (int64, error) {
+		p.appendLock.Lock()
+		defer p.appendLock.Unlock()
+
+		res, err := p.producers.CheckBatch(b)
+		if err != nil {
+			return 0, err // refused, and nothing has changed
+		}
+		if res.Verdict == idempotence.Duplicate {
+			return res.BaseOffset, nil // in the log already
+		}
+		base, err := p.log.Append(records)
+		if err != nil {
+			return 0, err // nothing is remembered: the producer may try again
+		}
+		if err := p.producers.CommitBatch(b, base); err != nil {
+			p.takeOffline(err) // the log and the memory have parted
+			return 0, err
+		}
+		return base, nil
+	}
+
+[ProducerStateManager.CheckBatch] and [ProducerStateManager.CommitBatch] take
+everything that a batch header carries, and [ParseBatch] reads it from the bytes
+of a Kafka record batch. Check and Commit are shorthand for a batch that is not
+transactional. The count of a batch is lastOffsetDelta+1 from its header, which is
+not the number of records that compaction left in it.
+
+A batch without a producer id ([NoProducerID]) is always appended. Commit it like
+the others, or tell the manager with [ProducerStateManager.Advance] where the log
+ends; only the end offset moves.
+
+Producer ids are handed out by the broker (InitProducerId), and two producers
+under one id cannot be told apart. Never hand one out twice, not even after a
+restart: whatever the next one is, it must be above
+[ProducerStateManager.MaxProducerID] of every partition.
+
+# Who serialises
+
+The manager is safe for concurrent use, but it cannot see your log: from Check to
+Commit, the append lock is yours to hold. If nobody holds it, two copies of one
+batch can both be judged Append, and both are appended. The second Commit notices
+and is refused, with [ErrDuplicateSequence] for two copies or with
+[ErrOutOfOrderSequence] for two batches that changed places, and the state stays
+sound. The log, however, holds something that it should not.
+
+So Commit judges the batch once more, and a refused Commit means that the log and
+the memory have parted: the lock was not held, Check was skipped, or the offset
+([ErrOffsetOrder]) is not the batch's own. The state is unchanged. Do not
+acknowledge the batch, and append nothing more to the partition before you have
+either cut the batch off the log again or thrown the manager away and rebuilt
+it from the log. The facts are in the [*BatchError].
+
+# The rules
+
+A batch with producer id p, epoch e, first sequence s and last sequence l is
+judged by the first of these that applies. Sequences are in 0..2147483647 and
+count records; after 2147483647 comes 0. Of each producer the epoch is remembered,
+and the last five ([WindowSize]) batches of that epoch.
+
+ 0. p is -1: append. Nothing is remembered.
+ 1. p < -1, e < 0, s < 0 or a count below 1: [ErrInvalidBatch].
+ 2. Nothing is remembered of p: s must be 0, else [ErrUnknownProducer], which is
+    also an ErrOutOfOrderSequence. Config.UnknownProducer can relax this.
+ 3. e is older than the epoch remembered: [ErrFenced].
+ 4. e is newer: s must be 0, else [ErrOutOfOrderSequence]. The Commit adopts the
+    epoch and forgets the batches of the older one.
+ 5. s and l are exactly those of a remembered batch: duplicate.
+ 6. s is one after the newest remembered l: append. Where p is known only by its
+    epoch, s must be 0.
+ 7. Anything else, [ErrOutOfOrderSequence]: a gap, an overlap, a retry that was
+    split or merged, a range that has left the window.
+
+A refusal changes nothing. In particular, an epoch that is refused is not
+adopted, so a confused producer cannot fence a good one.
+
+# Answers
+
+What each answer means to a producer, and what a Kafka broker sends. The codes
+are those of [KafkaErrorCode].
+
+	answer                 send                              the producer then
+	Append                 0, the offset the log gave        goes on
+	Duplicate              0, Result.BaseOffset              goes on
+	ErrOutOfOrderSequence  45 OUT_OF_ORDER_SEQUENCE_NUMBER   sends what is missing first, or
+	                                                         takes a new epoch and starts at 0
+	ErrUnknownProducer     59 UNKNOWN_PRODUCER_ID            takes a new epoch and starts at 0
+	ErrFenced              47 INVALID_PRODUCER_EPOCH         stops: another one has taken over
+	ErrInvalidBatch        87 INVALID_RECORD                 fails the batch; it is a bug
+
+From reading a batch, before it is judged:
+
+	ErrCorruptBatch        2 CORRUPT_MESSAGE                 sends it again
+	ErrUnsupportedMagic    87 INVALID_RECORD                 fails the batch
+
+Only from Commit, and only where the append lock was not held:
+
+	ErrDuplicateSequence   46 DUPLICATE_SEQUENCE_NUMBER      counts the batch as written
+	ErrOffsetOrder         56 KAFKA_STORAGE_ERROR            tries again later
+
+A failure of your own (the disk is full, the leader has moved) is no error of
+this package. Answer it with a code that clients retry, 56 KAFKA_STORAGE_ERROR
+or 6 NOT_LEADER_OR_FOLLOWER: the retry carries the same sequence and is judged
+anew. An answer that never arrives is the same case.
+
+# Unknown producers
+
+A producer of which nothing is remembered is either new or forgotten, and the two
+look alike. The policy says which mistake to risk:
+
+  - [StartAtZero], the zero value: only sequence 0 is accepted. A producer whose
+    first batch got lost cannot leave a hole, and one that has been forgotten is
+    told so and starts a new epoch. Kafka before 2.5 did this.
+  - [AcceptAny]: any first sequence is accepted. A forgotten producer goes on
+    without noticing; neither does anybody notice if its batch was not the next.
+    Kafka 2.5 to 4.4 do this.
+  - [StartAtZeroOnNewLog]: only sequence 0 while the log has never held a record,
+    any first sequence after that. Kafka does this from 4.5. Right after a topic
+    is created, a first batch that is overtaken by the second would otherwise be
+    lost.
+
+None of them can recognise a retry of what was stored before the producer was
+forgotten.
+
+# Recovery
+
+The state follows from the log, and lives in memory. Keeping the two together
+when one of them moves by itself is the second half of your responsibilities.
+Hold back the partition's appends during each of these.
+
+ 1. At start, make a new manager and play the log to it, the oldest segment first,
+    before the partition takes its first batch: [ProducerStateManager.ReplayLog]
+    for Kafka's segments, [ProducerStateManager.Replay] for each batch of any
+    other log. Nothing is judged: what is in the log has happened, gaps and all.
+    If the newest segment ends in [ErrTornTail], cut it off where the result
+    says that the good part ends. [ErrCorruptLog] is damage that a broker does
+    not mend by itself.
+
+ 2. On a follower, Replay each batch that comes from the leader and is appended.
+    When it becomes the leader, its state is that of the old one, and there is
+    nothing to do before the first Check.
+
+ 3. When leadership is lost, let whoever holds the append lock finish, answer
+    everybody else with 6 NOT_LEADER_OR_FOLLOWER, and Replay from then on.
+
+ 4. When the log is cut, call [ProducerStateManager.Truncate] with its new end.
+    Where that returns false, what is left may be less than the log tells: start
+    again from the first step.
+
+ 5. When the log is deleted and created again, call [ProducerStateManager.Reset].
+    When only its oldest records are deleted, do nothing. A retry of what stood
+    there is still a duplicate, at an offset that is gone.
+
+# Forgetting
+
+A manager remembers every producer that it has met until it is told to stop.
+Call [ProducerStateManager.Expire] with the time, on a ticker, and it forgets
+those that have been idle for Config.Expiration, 24 hours unless you say
+otherwise. Config.MaxProducers bounds how many are remembered at all, for clients
+that take a new producer id for each message.
+
+Remember longer than any producer goes on retrying (delivery.timeout.ms, two
+minutes unless the client says otherwise) and longer than your longest outage: the
+memory has to outlast the retries. A forgotten producer is an unknown one.
+
+# Appends that finish later
+
+The append lock is needed for as long as it takes to give a batch its place in the
+log, and no longer. Release it before you wait for replicas.
+
+# What is left out
+
+No I/O: the log is yours, and so is the order in which it, the memory and the
+answer come about. No goroutine: nothing happens except in a call that you make,
+so there is nothing to close and nothing to wait for. No clock: time is an
+argument, and two replicas that are given the same calls are in the same state.
+No logger: every refusal is returned with its facts, [ProducerStateManager.Stats]
+counts them, and what is worth a line in a log is for you to say. No
+package-level state: two managers share nothing.
+
+That leaves a state machine which can be tested without sleeping and reproduced
+from a list of calls, which is how its own tests work.
+*/
+package idempotence

@@ -1,0 +1,486 @@
+package idempotence
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+// This file is the manager against the model of model_test.go, over random
+// operations. What happens is chosen by a chooser, so that the same rig runs
+// under rapid, which shrinks what it finds, and under the fuzzer, which looks
+// for code it has not seen.
+//
+// A failure prints the operations as a transcript. Rapid prints the seed that
+// repeats it as well. A find becomes a transcript of its own.
+
+// chooser makes the random choices: pick returns one of 0..n-1.
+type chooser interface {
+	pick(n int) int
+}
+
+// drawn chooses by rapid.
+type drawn struct{ t *rapid.T }
+
+func (d drawn) pick(n int) int { return rapid.IntRange(0, n-1).Draw(d.t, "pick") }
+
+// rig is a manager and its model, side by side.
+type rig struct {
+	t       rapid.TB
+	c       chooser
+	m       *ProducerStateManager
+	model   *model
+	pids    []int64
+	checked []Batch // passed Check, neither committed nor failed yet
+	history []string
+}
+
+func newRig(t rapid.TB, c chooser, cfg Config) *rig {
+	return &rig{t: t, c: c, m: New(cfg), model: newModel(cfg), pids: []int64{31, 0, math.MaxInt64, 32}}
+}
+
+// action is something that can happen.
+type action struct {
+	name string
+	do   func(*rig)
+}
+
+// actions is everything that can happen. A new operation of the manager adds
+// its own here.
+var actions = []action{
+	{"next batch", func(r *rig) { r.offer(r.next()) }},
+	{"next batch of the same producer", func(r *rig) {
+		b := r.next()
+		for range r.upTo(7) {
+			r.offer(b)
+			b = r.nextOf(b.ProducerID)
+		}
+	}},
+	{"retry", func(r *rig) { r.offer(r.retry()) }},
+	{"almost a retry", func(r *rig) { r.offer(r.bent()) }},
+	{"gap", func(r *rig) { r.offer(r.gap()) }},
+	{"newer epoch", func(r *rig) { r.offer(r.newerEpoch()) }},
+	{"older epoch", func(r *rig) { r.offer(r.olderEpoch()) }},
+	{"malformed", func(r *rig) { r.offer(r.malformed()) }},
+	{"no producer id", func(r *rig) { r.offer(Batch{ProducerID: NoProducerID, Epoch: -1, BaseSequence: -1, Count: r.count(0)}) }},
+	{"a stranger", func(r *rig) {
+		r.pids = append(r.pids, int64(1000+r.c.pick(50)))
+		r.offer(Batch{ProducerID: r.pids[len(r.pids)-1], Epoch: int16(r.c.pick(3)), BaseSequence: r.sequence(), Count: r.count(0)})
+	}},
+	{"commit of one checked long ago", (*rig).settle},
+	{"advance", func(r *rig) { r.advance(r.model.endOffset + int64(r.c.pick(5)) - 2) }},
+	{"look", (*rig).look},
+}
+
+// verify holds the manager against the model, and audits it.
+func (r *rig) verify() {
+	audit(r.t, r.m)
+	if diff := cmp.Diff(r.model.state(), stateOf(r.m)); diff != "" {
+		r.fail("the state (-model +manager):\n%s", diff)
+	}
+	if diff := cmp.Diff(r.model.stats, r.m.Stats()); diff != "" {
+		r.fail("the counts (-model +manager):\n%s", diff)
+	}
+}
+
+func (r *rig) note(format string, args ...any) {
+	r.history = append(r.history, fmt.Sprintf(format, args...))
+}
+
+func (r *rig) fail(format string, args ...any) {
+	r.t.Helper()
+	r.t.Fatalf("%s\n%s", strings.Join(r.history, "\n"), fmt.Sprintf(format, args...))
+}
+
+func words(b Batch) string {
+	return fmt.Sprintf("pid=%d epoch=%d seq=%d n=%d", b.ProducerID, b.Epoch, b.BaseSequence, b.Count)
+}
+
+// offer checks a batch, and does with it something that a broker does: append
+// and commit it, fail, leave it in flight, or commit it against all advice.
+func (r *rig) offer(b Batch) {
+	r.note("check %s", words(b))
+	want, wantErr := r.model.check(b)
+	got, err := r.m.CheckBatch(b)
+	r.agree(wantErr, err)
+	if got != want {
+		r.fail("the manager answers %+v, the model %+v", got, want)
+	}
+	switch how := r.c.pick(8); {
+	case how == 0:
+		r.note("append-failed")
+	case how == 1 && got.Verdict == Append:
+		r.checked = append(r.checked, b)
+	case how == 2 || got.Verdict == Append:
+		r.commit(b, r.base(b, how))
+	}
+}
+
+// settle commits a batch that was checked long ago, whatever came in between.
+func (r *rig) settle() {
+	if len(r.checked) == 0 {
+		return
+	}
+	i := r.c.pick(len(r.checked))
+	b := r.checked[i]
+	r.checked = slices.Delete(r.checked, i, i+1)
+	r.commit(b, r.base(b, r.c.pick(8)))
+}
+
+func (r *rig) commit(b Batch, base int64) {
+	r.note("commit %s base=%d", words(b), base)
+	r.agree(r.model.commit(b, base), r.m.CommitBatch(b, base))
+}
+
+func (r *rig) advance(to int64) {
+	r.note("advance to=%d", to)
+	r.model.endOffset = max(r.model.endOffset, to)
+	r.m.Advance(to)
+}
+
+// agree holds the manager's error against the model's, and the facts of it
+// against the batch.
+func (r *rig) agree(want, got error) {
+	if want == nil && got == nil {
+		return
+	}
+	var e *BatchError
+	if !errors.As(got, &e) || e.Err != want {
+		r.fail("the manager says %v, the model %v", got, want)
+	}
+	if want == ErrOutOfOrderSequence || want == ErrUnknownProducer {
+		b := e.Batch
+		b.BaseSequence, b.Count = e.Expected, 1
+		if res, err := r.model.judge(b); err != nil {
+			r.fail("%v: but at %d it gets %+v, %v", got, e.Expected, res, err)
+		}
+	}
+}
+
+// look goes through everything that can be looked at. It also freezes the
+// table, so that the next Commit has a page of its own to make.
+func (r *rig) look() {
+	want := r.model.state()
+	got := slices.Collect(r.m.Producers())
+	if diff := cmp.Diff(want.Producers, got); diff != "" {
+		r.fail("Producers (-model +manager):\n%s", diff)
+	}
+	if r.m.Len() != len(want.Producers) || r.m.EndOffset() != want.EndOffset || r.m.MaxProducerID() != want.MaxProducerID {
+		r.fail("Len %d, EndOffset %d, MaxProducerID %d, and the model has %+v",
+			r.m.Len(), r.m.EndOffset(), r.m.MaxProducerID(), want)
+	}
+	pid := r.pid()
+	got1, ok := r.m.Producer(pid)
+	i := slices.IndexFunc(want.Producers, func(p ProducerState) bool { return p.ProducerID == pid })
+	if ok != (i >= 0) || ok && !cmp.Equal(want.Producers[i], got1) {
+		r.fail("Producer(%d) is %+v, %t", pid, got1, ok)
+	}
+}
+
+// upTo returns one of 1..n.
+func (r *rig) upTo(n int) int { return 1 + r.c.pick(n) }
+
+func (r *rig) pid() int64 { return r.pids[r.c.pick(len(r.pids))] }
+
+// count returns a count of records for a batch that starts at first: mostly
+// small, now and then one that ends about the wrap, or the largest there is.
+func (r *rig) count(first int32) int32 {
+	switch kind := r.c.pick(10); kind {
+	case 9:
+		return math.MaxInt32 - int32(r.c.pick(3))
+	case 8:
+		return max(1, math.MaxInt32-first-4+int32(r.c.pick(5)))
+	case 7:
+		return int32(r.upTo(1000))
+	default:
+		return int32(r.upTo(4))
+	}
+}
+
+// sequence returns a sequence: about 0, about the wrap, or anything.
+func (r *rig) sequence() int32 {
+	switch r.c.pick(4) {
+	case 0:
+		return int32(r.c.pick(3))
+	case 1:
+		return math.MaxInt32 - int32(r.c.pick(300))
+	case 2:
+		return int32(r.c.pick(math.MaxInt32))
+	}
+	return 0
+}
+
+// base returns an offset to commit a batch at: nearly always the log's end, and
+// otherwise one that a log gives seldom or never.
+func (r *rig) base(b Batch, how int) int64 {
+	if how > 3 {
+		return r.model.endOffset
+	}
+	switch r.c.pick(8) {
+	case 0:
+		return -1
+	case 1:
+		return math.MaxInt64 - int64(b.Count) + 1
+	case 2:
+		return r.model.endOffset + int64(r.c.pick(4))
+	case 3:
+		return max(0, r.model.endOffset-int64(r.c.pick(4)))
+	case 4, 5:
+		if all := r.model.accepted[b.ProducerID]; len(all) > 0 {
+			return all[len(all)-1].base - 1 + int64(r.c.pick(3))
+		}
+	}
+	return r.model.endOffset
+}
+
+// next returns the batch that a random producer should send next.
+func (r *rig) next() Batch { return r.nextOf(r.pid()) }
+
+func (r *rig) nextOf(pid int64) Batch {
+	b := Batch{ProducerID: pid}
+	if all := r.model.accepted[pid]; len(all) > 0 {
+		newest := all[len(all)-1]
+		b.Epoch, b.BaseSequence = newest.epoch, int32((newest.last()+1)%modulus)
+	} else if r.model.cfg.UnknownProducer == AcceptAny {
+		b.BaseSequence = r.sequence()
+	}
+	b.Count = r.count(b.BaseSequence)
+	return b
+}
+
+// retry returns a copy of one of the last seven batches of a producer: two more
+// than are remembered.
+func (r *rig) retry() Batch {
+	pid := r.pid()
+	all := r.model.accepted[pid]
+	if len(all) == 0 {
+		return r.nextOf(pid)
+	}
+	old := all[len(all)-1-r.c.pick(min(7, len(all)))]
+	return Batch{ProducerID: pid, Epoch: old.epoch, BaseSequence: int32(old.first), Count: int32(old.count)}
+}
+
+// bent returns a retry that is split, merged, cut or moved a little.
+func (r *rig) bent() Batch {
+	b := r.retry()
+	by := int32(r.upTo(3))
+	switch r.c.pick(5) {
+	case 0: // the first part
+		b.Count = max(1, b.Count-by)
+	case 1: // the last part
+		b.BaseSequence = moved(b.BaseSequence, by)
+		b.Count = max(1, b.Count-by)
+	case 2: // more than it was
+		if b.Count <= math.MaxInt32-by {
+			b.Count += by
+		}
+	case 3: // moved forward
+		b.BaseSequence = moved(b.BaseSequence, by)
+	case 4: // moved back
+		b.BaseSequence = moved(b.BaseSequence, -by)
+	}
+	return b
+}
+
+// moved returns the sequence by after s.
+func moved(s, by int32) int32 {
+	return int32((int64(s) + int64(by) + modulus) % modulus)
+}
+
+// gap returns a batch that starts a little too late, or at any sequence.
+func (r *rig) gap() Batch {
+	b := r.next()
+	if r.c.pick(2) == 0 {
+		b.BaseSequence = moved(b.BaseSequence, int32(r.upTo(5)))
+	} else {
+		b.BaseSequence = r.sequence()
+	}
+	return b
+}
+
+func (r *rig) newerEpoch() Batch {
+	b := r.next()
+	b.Epoch = int16(min(math.MaxInt16, int(b.Epoch)+r.upTo(2)))
+	if r.c.pick(50) == 49 {
+		b.Epoch = math.MaxInt16
+	}
+	if r.c.pick(3) > 0 {
+		b.BaseSequence = 0
+	}
+	return b
+}
+
+func (r *rig) olderEpoch() Batch {
+	b := r.retry()
+	b.Epoch = max(0, b.Epoch-int16(r.upTo(3)))
+	return b
+}
+
+func (r *rig) malformed() Batch {
+	b := r.next()
+	switch r.c.pick(4) {
+	case 0:
+		b.ProducerID = -2 - int64(r.c.pick(2))*math.MaxInt32
+	case 1:
+		b.Epoch = -1 - int16(r.c.pick(2))*math.MaxInt16
+	case 2:
+		b.BaseSequence = -1 - int32(r.c.pick(2))*math.MaxInt32
+	case 3:
+		b.Count = -int32(r.c.pick(2)) * math.MaxInt32
+	}
+	return b
+}
+
+var policies = []UnknownProducerPolicy{StartAtZero, AcceptAny, StartAtZeroOnNewLog}
+
+// TestManagerAgainstModel: whatever happens, and in whatever order, the manager
+// answers as the model does and is left in the state that the model is in.
+func TestManagerAgainstModel(t *testing.T) {
+	for _, policy := range policies {
+		t.Run(policy.String(), func(t *testing.T) {
+			rapid.Check(t, func(t *rapid.T) {
+				r := newRig(t, drawn{t}, Config{UnknownProducer: policy})
+				steps := map[string]func(*rapid.T){"": func(*rapid.T) { r.verify() }}
+				for _, a := range actions {
+					steps[a.name] = func(*rapid.T) { a.do(r) }
+				}
+				t.Repeat(steps)
+			})
+		})
+	}
+}
+
+// TestSequenceWrap: a producer that starts within a few hundred of 2147483647,
+// and one that gets there by batches of up to 2147483647 records, counts on
+// through 0 for several turns, and its retries are found at their offsets.
+//
+// A full turn can make the next batch equal to a remembered one. Rule 5 comes
+// before rule 6, so that batch is a duplicate; the model says which.
+func TestSequenceWrap(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r := newRig(t, drawn{t}, Config{UnknownProducer: AcceptAny})
+		r.pids = r.pids[:1]
+		r.commit(Batch{ProducerID: 31, BaseSequence: math.MaxInt32 - int32(r.c.pick(300)), Count: r.count(0)}, 0)
+		for r.written(31) < 4*modulus {
+			b := r.next()
+			b.Count = math.MaxInt32 - int32(r.c.pick(400))
+			r.commit(b, r.model.endOffset)
+			r.verify()
+			for range r.upTo(5) {
+				r.offer(r.next())
+				r.offer(r.retry())
+				r.offer(r.bent())
+				r.verify()
+			}
+		}
+	})
+}
+
+// written returns how many records of a producer are in the log.
+func (r *rig) written(pid int64) int64 {
+	n := int64(0)
+	for _, b := range r.model.accepted[pid] {
+		n += b.count
+	}
+	return n
+}
+
+// seeded chooses by a generator of the standard library.
+type seeded struct{ *rand.Rand }
+
+func (s seeded) pick(n int) int { return s.IntN(n) }
+
+// TestRigReachesEverything: the random operations do come to every answer, to
+// windows of both kinds and to shared pages. Without this, a rig that always
+// did the same would prove nothing and be green.
+func TestRigReachesEverything(t *testing.T) {
+	r := newRig(t, seeded{rand.New(rand.NewPCG(1, 2))}, Config{})
+	wide, narrow, shared := 0, 0, 0
+	for range 3000 {
+		actions[r.c.pick(len(actions))].do(r)
+		r.verify()
+		if p := r.m.table.find(31); p != nil && p.window.wide {
+			wide++
+		} else if p != nil && p.window.count == WindowSize {
+			narrow++
+		}
+		if pages := r.m.table.pages; len(pages) > 0 && pages[0].era != r.m.table.era {
+			shared++
+		}
+	}
+	s := r.m.Stats()
+	for what, n := range map[string]int{
+		"accepted": int(s.Accepted), "duplicate": int(s.Duplicate), "out of order": int(s.OutOfOrder),
+		"unknown": int(s.Unknown), "fenced": int(s.Fenced), "invalid": int(s.Invalid),
+		"wide window": wide, "narrow full window": narrow, "shared page": shared, "producers": r.m.Len(),
+	} {
+		if n < 20 {
+			t.Errorf("%s: met %d times in 3000 steps", what, n)
+		}
+	}
+}
+
+// TestEpochFencing: several instances of one producer, each with an epoch of
+// its own, send at random. No two epochs are ever interleaved in the log, an
+// instance never writes again once a newer one has, and a refused epoch leaves
+// everything as it was.
+func TestEpochFencing(t *testing.T) {
+	epochs := rapid.OneOf(rapid.Int16Range(0, 4), rapid.Int16Range(32760, 32767))
+	rapid.Check(t, func(t *rapid.T) {
+		p := newPartition(Config{})
+		next := map[int16]int32{}
+		current := int16(-1)
+		for range 60 {
+			b := Batch{ProducerID: 31, Epoch: epochs.Draw(t, "epoch"), Count: rapid.Int32Range(1, 3).Draw(t, "n")}
+			b.BaseSequence = next[b.Epoch]
+			if rapid.IntRange(0, 4).Draw(t, "stray") == 0 {
+				b.BaseSequence = rapid.Int32Range(0, 9).Draw(t, "seq")
+			}
+			before := stateOf(p.m)
+			res, err := p.produce(b)
+			audit(t, p.m)
+			switch {
+			case err == nil && res.Verdict == Append:
+				if b.Epoch < current {
+					t.Fatalf("epoch %d wrote after %d", b.Epoch, current)
+				}
+				current = b.Epoch
+				next[b.Epoch] = b.BaseSequence + b.Count
+				continue
+			case b.Epoch < current && !errors.Is(err, ErrFenced):
+				t.Fatalf("epoch %d after %d gets %+v, %v, want ErrFenced", b.Epoch, current, res, err)
+			case b.Epoch > current && err == nil:
+				t.Fatalf("epoch %d gets %+v, and %d is the newest that wrote", b.Epoch, res, current)
+			}
+			if diff := cmp.Diff(before, stateOf(p.m)); diff != "" {
+				t.Fatalf("epoch %d was refused and left its mark (-before +after):\n%s", b.Epoch, diff)
+			}
+		}
+		requireRisingEpochs(t, p.log)
+	})
+}
+
+// requireRisingEpochs reads the log as a consumer would.
+func requireRisingEpochs(t rapid.TB, log []logged) {
+	t.Helper()
+	for i := 1; i < len(log); i++ {
+		older, newer := log[i-1].batch, log[i].batch
+		if newer.Epoch < older.Epoch {
+			t.Fatalf("epoch %d is in the log after %d", newer.Epoch, older.Epoch)
+		}
+		want := int32(0)
+		if newer.Epoch == older.Epoch {
+			want = older.BaseSequence + older.Count
+		}
+		if newer.BaseSequence != want {
+			t.Fatalf("epoch %d has sequence %d in the log where %d is next", newer.Epoch, newer.BaseSequence, want)
+		}
+	}
+}

@@ -1,0 +1,761 @@
+package idempotence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// This file is for brokers whose append finishes later: replicated, grouped, or
+// sent to object storage. A batch is judged and takes its place when it is
+// reserved, and it is remembered when its append has succeeded. Between the two
+// it is in flight, and several batches of one producer may be.
+//
+// The batches in flight of a producer stand in a lane, in the order in which
+// they were reserved. What has been committed leaves at the head and enters the
+// window; whoever aborts takes everything behind along, since it would leave a
+// gap. A producer has a lane only while something of it is in flight.
+
+// Returned by Reserve, and by Check and Commit where a reservation is in the
+// way.
+var (
+	// ErrInFlight: the batch cannot be judged until an append that is in flight
+	// has settled: it is an exact copy of one, it has a newer epoch than one, or
+	// WindowSize batches of its producer are in flight already. It must be
+	// neither appended nor acknowledged. The broker waits for
+	// [InFlightError].Done and asks again, as [ProducerStateManager.ReserveWait]
+	// does, or answers 7 REQUEST_TIMED_OUT, which makes a client try again. It
+	// comes in an [*InFlightError].
+	ErrInFlight error = &reason{text: "append in flight", code: codeRequestTimedOut}
+)
+
+// Returned by the methods of a Reservation.
+var (
+	// ErrAbandoned: the reservation was ended by somebody else: an earlier one
+	// of its producer was aborted, or AbandonReservations, Truncate, Reset, a
+	// restore or a replay came between. The batch is not remembered. If it is in
+	// the log all the same, it must be cut off, unless it is found there again
+	// by a replay. The broker answers 6 NOT_LEADER_OR_FOLLOWER, which makes a
+	// client look for the leader and try again.
+	ErrAbandoned error = &reason{text: "reservation abandoned", code: codeNotLeaderOrFollower}
+
+	// ErrSettled: the reservation was committed or aborted before, by this very
+	// handle. Nothing has changed. It is a fault of the caller, who has had the
+	// answer for the producer already; it has no code of its own (-1).
+	ErrSettled error = &reason{text: "reservation already settled", code: codeUnknownServerError}
+
+	// ErrHole: the aborted append comes before one of the same producer that is
+	// already in the log, so the log has a hole that no retry can fill. The
+	// reservation has ended and so have all behind it, those that were committed
+	// included: none of them is remembered. The broker cuts the log off before
+	// the first of them, or gives up leadership. It answers
+	// 56 KAFKA_STORAGE_ERROR, which makes a client try again.
+	ErrHole error = &reason{text: "aborted append leaves a hole in the log", code: codeKafkaStorageError}
+)
+
+// InFlightError says that a batch cannot be judged yet, and on what it waits.
+// Reach it with errors.As; it is an ErrInFlight.
+type InFlightError struct {
+	// Batch is the batch that was asked about, as it was given.
+	Batch Batch
+	// Epoch, FirstSequence and LastSequence tell which append it waits for.
+	Epoch                       int16
+	FirstSequence, LastSequence int32
+
+	done chan struct{}
+}
+
+// Done returns a channel that is closed once the append in the way has settled:
+// it has become visible, has been aborted, or has been abandoned. Ask again
+// then; the answer may be anything, ErrInFlight included. Safe for concurrent
+// use.
+func (e *InFlightError) Done() <-chan struct{} { return e.done }
+
+// Unwrap returns ErrInFlight.
+func (e *InFlightError) Unwrap() error { return ErrInFlight }
+
+// Error names the batch and what it waits for.
+func (e *InFlightError) Error() string {
+	return fmt.Sprintf("%v: producer %d epoch %d sequence %d count %d: waits for epoch %d sequences %d to %d", ErrInFlight,
+		e.Batch.ProducerID, e.Batch.Epoch, e.Batch.BaseSequence, e.Batch.Count, e.Epoch, e.FirstSequence, e.LastSequence)
+}
+
+// Reservation is the place of a batch that is being appended. It must end in
+// exactly one call of Commit or Abort. One that never ends keeps its producer
+// from being forgotten, and keeps whoever waits for it waiting.
+//
+// Reservations are allocated reservationBlock at a time, since one allocation
+// for each would cost as much as all the rest of Reserve and Commit.
+//
+// Its methods are safe for concurrent use, and a late or repeated call does no
+// harm.
+type Reservation struct {
+	m      *ProducerStateManager
+	ticket uint64
+	lane   uint32
+	ended  bool // by Commit or Abort of this handle; protected by m.mu
+}
+
+// reservationBlock is how many reservations are allocated together. A single one
+// that is kept keeps the block, of 384 bytes.
+const reservationBlock = 16
+
+// flight is one batch in flight. Where it has left, done is nil, and the rest
+// means nothing.
+type flight struct {
+	ticket        uint64
+	span          span
+	baseOffset    int64 // where committed
+	floor         int64 // the end offset when it was reserved; it lies no lower
+	done          chan struct{}
+	transactional bool
+	committed     bool // but behind one that is not
+}
+
+// end lets go whoever waits for the flight.
+func (f *flight) end() {
+	if f.done != nil {
+		close(f.done)
+		f.done = nil
+	}
+}
+
+// lane holds the batches in flight of one producer, oldest first.
+//
+// Invariants (audited in the tests):
+//  1. 0 <= count <= WindowSize, and a lane in use has count > 0.
+//  2. Each span starts one after the last one ends, and next is one after the
+//     newest; all are of one epoch, which is not older than the producer's.
+//  3. The head is not committed: it would have left.
+//  4. Base offsets of committed ones rise, with room for those between.
+type lane struct {
+	pid     int64
+	epoch   int16
+	start   uint8
+	count   uint8
+	next    int32
+	flights [WindowSize]flight
+}
+
+// slot maps position i, counted from the head, to its place in flights.
+func (l *lane) slot(i uint8) uint8 { return ringSlot(l.start, i) }
+
+// at returns flight i, counted from the head. It requires i < count, or, for
+// the place of the next one, i == count.
+func (l *lane) at(i uint8) *flight { return &l.flights[l.slot(i)] }
+
+// find returns the position of the flight with a ticket.
+func (l *lane) find(ticket uint64) (uint8, bool) {
+	for i := range l.count {
+		if l.at(i).ticket == ticket {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+// copyOf returns the flight of exactly s, or nil.
+func (l *lane) copyOf(s span) *flight {
+	for i := range l.count {
+		if f := l.at(i); f.span == s {
+			return f
+		}
+	}
+	return nil
+}
+
+// roomFor reports whether flight i can lie at baseOffset: behind everything
+// before it, of which what is not committed yet takes at least its count, and
+// likewise in front of what is behind it. newest is the newest base offset in
+// the window.
+func (l *lane) roomFor(i uint8, baseOffset, newest int64) bool {
+	low := newest + 1
+	for j := range i {
+		f := l.at(j)
+		if f.committed {
+			low = f.baseOffset
+		}
+		low += int64(f.span.count())
+	}
+	count := l.at(i).span.count()
+	return baseOffset >= low && roomAt(baseOffset, count) && l.roomBehind(i, baseOffset+int64(count))
+}
+
+// roomBehind reports whether what is behind flight i can lie from end on.
+func (l *lane) roomBehind(i uint8, end int64) bool {
+	for j := i + 1; j < l.count; j++ {
+		f := l.at(j)
+		if f.committed {
+			return f.baseOffset >= end
+		}
+		end += int64(f.span.count())
+	}
+	return true
+}
+
+// pipelines is everything about reservations. A manager that never had one has
+// none.
+//
+// Invariants (audited in the tests):
+//  1. A lane is in free, or is that of exactly one producer: the one whose row
+//     has its number plus one, or, where the producer has no row, the one that
+//     newcomers has it for.
+//  2. doubt is noOffset or below the end offset.
+type pipelines struct {
+	lanes     []lane
+	free      []uint32
+	newcomers map[int64]uint32
+	tickets   uint64        // handed out so far
+	block     []Reservation // of which the first used have been handed out
+	used      int
+	// doubt is an offset from which on the log may hold batches whose append
+	// was in flight when it was abandoned, or noOffset.
+	doubt int64
+	owed  owed
+}
+
+// owed remembers, of producers of which nothing else is remembered, the first
+// batch whose append failed. Where the policy accepts any first batch, the one
+// behind it would otherwise be taken for the first, and the failed one would be
+// lost without anybody noticing: so it must come again before any other of its
+// epoch. Two generations, of which the older is dropped as a whole when as much
+// time has passed as a producer is remembered, or when there are as many as
+// producers may be.
+type owed struct {
+	young, old map[int64]firstBatch
+	since      instant // when young was begun
+}
+
+type firstBatch struct {
+	epoch    int16
+	sequence int32
+}
+
+func (o *owed) get(pid int64) (firstBatch, bool) {
+	f, ok := o.young[pid]
+	if !ok {
+		f, ok = o.old[pid]
+	}
+	return f, ok
+}
+
+func (o *owed) put(pid int64, f firstBatch) {
+	if o.young == nil {
+		o.young = make(map[int64]firstBatch)
+	}
+	o.young[pid] = f
+}
+
+func (o *owed) drop(pid int64) {
+	delete(o.young, pid)
+	delete(o.old, pid)
+}
+
+func (o *owed) rotate(now instant) {
+	*o = owed{old: o.young, since: now}
+}
+
+// Reserve judges a batch against what is remembered of its producer and
+// everything of it that is in flight, in the order of the reservations.
+//
+// For Append it returns a Reservation, which must end in Commit or Abort. For
+// Duplicate, of a batch that has been committed, it returns none. It refuses as
+// CheckBatch does, and with an [*InFlightError] what cannot be judged until
+// something in flight has settled: an exact copy of a batch in flight, a newer
+// epoch while an older one is in flight, and one batch more than WindowSize. An
+// older epoch is fenced by a newer one that is in flight.
+//
+// A batch without a producer id gets a Reservation too, so that the loop need
+// not tell it apart. It is never in the way of anything.
+//
+// The order in which Reserve is called is the order in which the batches of a
+// producer must enter the log. The broker holds the partition's lock over
+// Reserve and the hand-over to the log, but not until the append has finished.
+// Safe for concurrent use. It makes one small allocation for Append.
+func (m *ProducerStateManager) Reserve(b Batch) (*Reservation, Result, error) {
+	m.mu.Lock()
+	if p := m.table.find(b.ProducerID); p != nil && p.continuedBy(&b) {
+		r := m.reserve(&b, p)
+		m.mu.Unlock()
+		return r, Result{Verdict: Append}, nil
+	}
+	r, res, err := m.reserveAny(&b)
+	m.mu.Unlock()
+	return r, res, err
+}
+
+// reserveAny is Reserve in general. Requires mu held.
+func (m *ProducerStateManager) reserveAny(b *Batch) (*Reservation, Result, error) {
+	res, p, err := m.judge(b)
+	if err != nil {
+		return nil, Result{}, m.refuse(*b, p, err)
+	}
+	if res.Verdict == Duplicate {
+		m.stats.Duplicate++
+		return nil, res, nil
+	}
+	return m.reserve(b, p), res, nil
+}
+
+// ReserveWait is Reserve for a caller who can wait: where the batch cannot be
+// judged until an append in flight has settled, it waits for that and asks
+// again. A retry that meets its own first copy in flight is so answered as a
+// duplicate once the copy is in the log, or takes its place if that failed.
+//
+// It waits no longer than until ctx is done, and then returns an error that is
+// both the cause of ctx and an [*InFlightError]. The append it waited for is
+// not touched by that. Safe for concurrent use.
+func (m *ProducerStateManager) ReserveWait(ctx context.Context, b Batch) (*Reservation, Result, error) {
+	for {
+		r, res, err := m.Reserve(b)
+		var inFlight *InFlightError
+		if !errors.As(err, &inFlight) {
+			return r, res, err
+		}
+		select {
+		case <-inFlight.Done():
+		case <-ctx.Done():
+			return nil, Result{}, fmt.Errorf("%w: %w", inFlight, context.Cause(ctx))
+		}
+	}
+}
+
+// Commit records that the append has succeeded, with the batch's first record
+// at baseOffset. The batch becomes visible, as a duplicate to its retries, as
+// soon as everything reserved before it of its producer has settled; commits
+// may come in any order, as long as the offsets are in the order of the
+// reservations.
+//
+// ErrOffsetOrder says that they are not: baseOffset is at or below the newest
+// remembered, or leaves no room for what was reserved before the batch or after
+// it. The reservation is open still. ErrAbandoned says that somebody else has
+// ended the reservation, and ErrSettled that this call is the second. Neither
+// changes anything. Safe for concurrent use.
+func (r *Reservation) Commit(baseOffset int64) error {
+	m := r.m
+	m.mu.Lock()
+	if m.landAlone(r, baseOffset) {
+		m.mu.Unlock()
+		return nil
+	}
+	err := r.commit(baseOffset)
+	m.mu.Unlock()
+	return err
+}
+
+// landAlone commits a batch that is alone in its lane and changes nothing but
+// the window of its producer. It does nothing and returns false where the case
+// is not that simple. Requires mu held.
+func (m *ProducerStateManager) landAlone(r *Reservation, baseOffset int64) bool {
+	l := &m.inFlight.lanes[r.lane]
+	f := l.at(0)
+	if r.ended || l.count != 1 || f.ticket != r.ticket || f.transactional {
+		return false
+	}
+	p := m.table.find(l.pid)
+	if p == nil || p.epoch != l.epoch || m.table.lastOwned() == nil || !m.isNewest(p, m.table.lastRow) ||
+		baseOffset < m.endOffset || !roomAt(baseOffset, f.span.count()) {
+		return false
+	}
+	r.ended = true
+	m.stats.Accepted++
+	m.endOffset = baseOffset + int64(f.span.count())
+	p.window.push(f.span, baseOffset)
+	f.end()
+	l.count, p.lane = 0, 0
+	m.inFlight.free = append(m.inFlight.free, r.lane)
+	return true
+}
+
+// commit is Commit in general. Requires m.mu held.
+func (r *Reservation) commit(baseOffset int64) error {
+	m := r.m
+	i, err := r.position()
+	if err != nil {
+		return err
+	}
+	l := &m.inFlight.lanes[r.lane]
+	f := l.at(i)
+	p := m.table.find(l.pid)
+	if !l.roomFor(i, baseOffset, newestOffset(p)) {
+		return m.refuseCommit(l.batch(f), p, ErrOffsetOrder, baseOffset, newestOffset(p))
+	}
+	r.ended = true
+	m.advance(baseOffset + int64(f.span.count()))
+	f.committed, f.baseOffset = true, baseOffset
+	m.land(r.lane)
+	return nil
+}
+
+// Abort says that the append has failed and that the batch is not in the log.
+// The reservation ends, and with it every later one of the producer, since it
+// would leave a gap: their Commit returns ErrAbandoned, and so the broker must
+// not append what has not been appended yet. The state is as if none of them
+// had been reserved. Whoever waited for them asks again.
+//
+// Where a later one has already been committed, Abort does all that and returns
+// ErrHole. ErrAbandoned says that somebody else has ended the reservation, and
+// ErrSettled that this call is the second. Neither changes anything. Safe for
+// concurrent use.
+//
+// If nothing at all is remembered of the producer, the aborted batch must be
+// the first to come again, under every policy: another first sequence of its
+// epoch is refused with ErrOutOfOrderSequence, until Config.Expiration or more
+// has passed.
+func (r *Reservation) Abort() error {
+	m := r.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	i, err := r.position()
+	if err != nil {
+		return err
+	}
+	r.ended = true
+	if m.cancel(r.lane, i) {
+		return ErrHole
+	}
+	return nil
+}
+
+// AbandonReservations ends every reservation, as a broker does that has lost
+// leadership: their Commit and Abort return ErrAbandoned, and whoever waits for
+// them is let go. The state is as if none of them had been made.
+//
+// Some of their batches may be in the log, or may get there. The manager does
+// not know them, and so, before it judges again, the log must be replayed from
+// the EndOffset of a Snapshot taken afterwards, or cut off there. Safe for
+// concurrent use.
+func (m *ProducerStateManager) AbandonReservations() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.abandon()
+}
+
+// position returns where in its lane the reservation is, or why it is not.
+// Requires m.mu held.
+func (r *Reservation) position() (uint8, error) {
+	if r.ended {
+		return 0, ErrSettled
+	}
+	i, ok := r.m.inFlight.lanes[r.lane].find(r.ticket)
+	if !ok {
+		return 0, ErrAbandoned
+	}
+	return i, nil
+}
+
+// pipelines returns what there is about reservations, and makes it for the
+// first one. Requires mu held.
+func (m *ProducerStateManager) pipelines() *pipelines {
+	if m.inFlight == nil {
+		m.inFlight = &pipelines{newcomers: make(map[int64]uint32), doubt: noOffset}
+	}
+	return m.inFlight
+}
+
+// reserve gives a batch that has been judged Append its place. p is its
+// producer, or nil where it is unknown or the batch names none. Requires mu
+// held.
+func (m *ProducerStateManager) reserve(b *Batch, p *producer) *Reservation {
+	pl := m.pipelines()
+	n := m.laneFor(b, p)
+	pl.tickets++
+	pl.lanes[n].push(flight{
+		ticket:        pl.tickets,
+		span:          makeSpan(b.BaseSequence, max(b.Count, 0)),
+		floor:         m.endOffset,
+		transactional: b.Transactional,
+	})
+	r := m.reservation()
+	r.ticket, r.lane = pl.tickets, n
+	return r
+}
+
+// reservation returns a Reservation that was not handed out before. Requires mu
+// held.
+func (m *ProducerStateManager) reservation() *Reservation {
+	pl := m.inFlight
+	if pl.used == len(pl.block) {
+		pl.block, pl.used = make([]Reservation, reservationBlock), 0
+		for i := range pl.block {
+			pl.block[i].m = m
+		}
+	}
+	r := &pl.block[pl.used]
+	pl.used++
+	return r
+}
+
+// push adds a flight at the end. It requires count < WindowSize. Only the place
+// is reused, whose done is nil, so that no pointer is written.
+func (l *lane) push(f flight) {
+	g := l.at(l.count)
+	g.ticket, g.span, g.floor = f.ticket, f.span, f.floor
+	g.transactional, g.committed = f.transactional, false
+	l.count++
+	l.next = nextSequence(f.span.last())
+}
+
+// laneFor returns the lane that a batch belongs in, and opens one where there
+// is none. Requires mu held.
+func (m *ProducerStateManager) laneFor(b *Batch, p *producer) uint32 {
+	pl := m.inFlight
+	if n, ok := m.laneOf(b.ProducerID, p); ok {
+		return n
+	}
+	n := pl.open(b)
+	switch {
+	case p != nil:
+		m.table.edit(b.ProducerID).lane = n + 1
+	case b.ProducerID != NoProducerID:
+		pl.newcomers[b.ProducerID] = n
+	}
+	return n
+}
+
+// open returns an empty lane for a batch's producer and epoch.
+func (pl *pipelines) open(b *Batch) uint32 {
+	n := uint32(len(pl.lanes))
+	if last := len(pl.free) - 1; last >= 0 {
+		n, pl.free = pl.free[last], pl.free[:last]
+	} else {
+		pl.lanes = append(pl.lanes, lane{})
+	}
+	l := &pl.lanes[n]
+	l.pid, l.epoch, l.start = b.ProducerID, b.Epoch, 0
+	return n
+}
+
+// laneOf returns the lane of a producer, if something of it is in flight. p is
+// the producer, or nil where it is unknown. Requires mu held.
+func (m *ProducerStateManager) laneOf(pid int64, p *producer) (uint32, bool) {
+	switch {
+	case p != nil:
+		return p.lane - 1, p.lane != 0
+	case m.inFlight == nil:
+		return 0, false
+	}
+	n, ok := m.inFlight.newcomers[pid]
+	return n, ok
+}
+
+// land moves what is committed from the head of a lane into the window, and
+// closes the lane if it is empty then. Requires mu held.
+func (m *ProducerStateManager) land(n uint32) {
+	l := &m.inFlight.lanes[n]
+	for l.count > 0 && l.at(0).committed {
+		f := l.at(0)
+		m.stats.Accepted++
+		if l.pid != NoProducerID {
+			m.landing(l.pid, n, l.epoch).record(l.batch(f), f.baseOffset)
+		}
+		f.end()
+		l.start, l.count = l.slot(1), l.count-1
+	}
+	if l.count == 0 {
+		m.closeLane(n)
+	}
+}
+
+// landing returns the producer of a lane as active does, and makes the lane its
+// own if it was unknown until now. Requires mu held.
+func (m *ProducerStateManager) landing(pid int64, n uint32, epoch int16) *producer {
+	p := m.active(pid, epoch)
+	if p.lane == 0 {
+		p.lane = n + 1
+		delete(m.inFlight.newcomers, pid)
+	}
+	return p
+}
+
+// batch returns a flight as the batch that it was.
+func (l *lane) batch(f *flight) *Batch {
+	return &Batch{ProducerID: l.pid, Epoch: l.epoch, BaseSequence: f.span.first(), Count: f.span.count(), Transactional: f.transactional}
+}
+
+// cancel ends flight i of a lane and all behind it, and reports whether one
+// behind it was committed. Requires mu held.
+func (m *ProducerStateManager) cancel(n uint32, i uint8) (hole bool) {
+	l := &m.inFlight.lanes[n]
+	first, floor := l.at(i).span.first(), l.at(i).floor
+	for j := i; j < l.count; j++ {
+		f := l.at(j)
+		hole = hole || f.committed
+		f.end()
+	}
+	l.count, l.next = i, first
+	if hole {
+		m.inFlight.suspect(floor)
+	}
+	if i == 0 {
+		m.owe(l, first)
+		m.closeLane(n)
+	}
+	return hole
+}
+
+// owe notes that the first batch of an unknown producer has failed. Requires mu
+// held.
+func (m *ProducerStateManager) owe(l *lane, first int32) {
+	if l.pid == NoProducerID || m.table.find(l.pid) != nil {
+		return
+	}
+	o := &m.inFlight.owed
+	if limit := m.cfg.MaxProducers; limit > 0 && len(o.young) >= limit {
+		o.rotate(m.activity.now)
+	}
+	o.put(l.pid, firstBatch{l.epoch, first})
+}
+
+// closeLane frees an empty lane. Requires mu held.
+func (m *ProducerStateManager) closeLane(n uint32) {
+	pl := m.inFlight
+	pid := pl.lanes[n].pid
+	pl.free = append(pl.free, n)
+	if m.table.find(pid) == nil {
+		delete(pl.newcomers, pid)
+		return
+	}
+	p := m.table.edit(pid)
+	p.lane = 0
+	if p.parked && !p.protected() {
+		m.unpark(p, m.table.lastRow)
+	}
+}
+
+// suspect notes that the log may hold batches from floor on that the state does
+// not know.
+func (pl *pipelines) suspect(floor int64) {
+	if pl.doubt == noOffset || floor < pl.doubt {
+		pl.doubt = floor
+	}
+}
+
+// abandon ends every flight. Requires mu held.
+func (m *ProducerStateManager) abandon() {
+	if m.inFlight == nil {
+		return
+	}
+	for n := range m.inFlight.lanes {
+		m.abandonLane(uint32(n))
+	}
+}
+
+// abandonLane ends every flight of a lane, whose batches may get into the log
+// all the same. Requires mu held.
+func (m *ProducerStateManager) abandonLane(n uint32) {
+	if l := &m.inFlight.lanes[n]; l.count > 0 {
+		m.inFlight.suspect(l.at(0).floor)
+		m.cancel(n, 0)
+	}
+}
+
+// forgetFlights ends every flight of a log that is no longer the one they were
+// meant for. Requires mu held.
+func (m *ProducerStateManager) forgetFlights() {
+	if m.inFlight == nil {
+		return
+	}
+	m.abandon()
+	m.inFlight.doubt = noOffset
+	m.inFlight.owed = owed{since: m.activity.now}
+}
+
+// cutFlights ends every flight since the log was cut to end at to, and returns
+// whether nothing below to is in doubt. Requires mu held.
+func (m *ProducerStateManager) cutFlights(to int64) bool {
+	if m.inFlight == nil {
+		return true
+	}
+	m.abandon()
+	if m.inFlight.doubt >= to {
+		m.inFlight.doubt = noOffset
+	}
+	return m.inFlight.doubt == noOffset
+}
+
+// replayed notes that what the log holds from base to end is known now.
+// Requires mu held.
+func (m *ProducerStateManager) replayed(base, end int64) {
+	pl := m.inFlight
+	if pl == nil || pl.doubt == noOffset || base > pl.doubt {
+		return
+	}
+	if pl.doubt = max(pl.doubt, end); pl.doubt >= m.endOffset {
+		pl.doubt = noOffset
+	}
+}
+
+// snapshotEnd returns the offset from which on the log may hold batches that the
+// state does not know: the end offset, unless something is in flight or in
+// doubt. Requires mu held.
+func (m *ProducerStateManager) snapshotEnd() int64 {
+	pl := m.inFlight
+	if pl == nil {
+		return m.endOffset
+	}
+	end := m.endOffset
+	if pl.doubt != noOffset {
+		end = min(end, pl.doubt)
+	}
+	for n := range pl.lanes {
+		if l := &pl.lanes[n]; l.count > 0 {
+			end = min(end, l.at(0).floor)
+		}
+	}
+	return end
+}
+
+// judge applies rules 3 to 7 to a well-formed batch of a producer of which
+// something is in flight. p is the producer, or nil where it is unknown.
+func (l *lane) judge(b *Batch, p *producer) (Result, error) {
+	if b.Epoch != l.epoch {
+		return Result{}, l.judgeOtherEpoch(b)
+	}
+	if p != nil && p.epoch == b.Epoch {
+		if first := p.window.find(b.span()); first != nil {
+			return Result{Duplicate, first.baseOffset}, nil
+		}
+	}
+	switch {
+	case l.copyOf(b.span()) != nil:
+		return Result{}, ErrInFlight
+	case b.BaseSequence != l.next:
+		return Result{}, ErrOutOfOrderSequence
+	case l.count == WindowSize:
+		return Result{}, ErrInFlight
+	}
+	return Result{Verdict: Append}, nil
+}
+
+func (l *lane) judgeOtherEpoch(b *Batch) error {
+	switch {
+	case b.Epoch < l.epoch:
+		return ErrFenced
+	case b.BaseSequence != 0:
+		return ErrOutOfOrderSequence
+	}
+	return ErrInFlight
+}
+
+// inTheWay returns the flight that a batch must wait for: its own copy; the
+// oldest, where there are too many; otherwise the newest.
+func (l *lane) inTheWay(b *Batch) *flight {
+	if f := l.copyOf(b.span()); f != nil && b.Epoch == l.epoch {
+		return f
+	}
+	if b.Epoch == l.epoch && l.count == WindowSize {
+		return l.at(0)
+	}
+	return l.at(l.count - 1)
+}
+
+// refuseInFlight is refuse for ErrInFlight. Requires mu held.
+func (m *ProducerStateManager) refuseInFlight(b Batch, l *lane) error {
+	m.stats.InFlight++
+	f := l.inTheWay(&b)
+	if f.done == nil {
+		f.done = make(chan struct{})
+	}
+	return &InFlightError{Batch: b, Epoch: l.epoch, FirstSequence: f.span.first(), LastSequence: f.span.last(), done: f.done}
+}
