@@ -1,5 +1,7 @@
 package segment
 
+// This file finds batches by offset and by time.
+
 import (
 	"fmt"
 	"sort"

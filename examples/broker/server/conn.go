@@ -1,5 +1,8 @@
 package server
 
+// This file is one connection: requests in, answers out, one after the other,
+// within limits of size, memory and time.
+
 import (
 	"context"
 	"encoding/binary"

@@ -1,5 +1,7 @@
 package server
 
+// This file is the consumer side: Fetch and ListOffsets.
+
 import (
 	"time"
 

@@ -1,5 +1,7 @@
 package server
 
+// This file tells clients what there is: ApiVersions and Metadata.
+
 import (
 	"net"
 	"slices"

@@ -1,5 +1,8 @@
 package server
 
+// This file is all that the broker does with package idempotence; everything
+// else is there to get batches to append and answers back.
+
 import (
 	"fmt"
 	"sync"
@@ -11,9 +14,7 @@ import (
 	"github.com/idempotence-go/idempotence/examples/broker/segment"
 )
 
-// A partition is a log and what is remembered of its producers. This file is
-// all that the broker does with package idempotence; everything else in here
-// is there to get batches to append and answers back.
+// A partition is a log and what is remembered of its producers.
 type partition struct {
 	cfg Config
 

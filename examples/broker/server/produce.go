@@ -1,5 +1,8 @@
 package server
 
+// This file is the Produce request: what a batch must be like before the
+// partition is asked, and what its producer is told afterwards.
+
 import (
 	"errors"
 	"fmt"

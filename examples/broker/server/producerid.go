@@ -1,5 +1,7 @@
 package server
 
+// This file is InitProducerID: ids that no two producers ever share.
+
 import (
 	"errors"
 	"fmt"

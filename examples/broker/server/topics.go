@@ -1,5 +1,7 @@
 package server
 
+// This file knows the topics: where they are on disk and how they come to be.
+
 import (
 	"errors"
 	"fmt"
