@@ -4,6 +4,7 @@ package server
 // else is there to get batches to append and answers back.
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 
@@ -41,7 +42,10 @@ func openPartition(cfg Config, topic string, i int32) (*partition, error) {
 	if p.log, err = segment.Open(dirOf(cfg, topic, i), p.producers.ReplayLog); err != nil {
 		return nil, err
 	}
-	return p, durable.SyncDir(cfg.Dir)
+	if err := durable.SyncDir(cfg.Dir); err != nil {
+		return nil, errors.Join(err, p.close())
+	}
+	return p, nil
 }
 
 // append is the loop that package idempotence describes: it has the batch
