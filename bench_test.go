@@ -241,6 +241,7 @@ func BenchmarkMemory(b *testing.B) {
 	})
 }
 
+// heapInUse returns the bytes of live objects on the heap.
 func heapInUse() int64 {
 	runtime.GC()
 	runtime.GC()

@@ -19,8 +19,8 @@ import (
 // Config.Expiration is 0: 24 hours, as in Kafka (producer.id.expiration.ms).
 const DefaultExpiration = 24 * time.Hour
 
-// sweepStep is how many producers Expire forgets before it lets others have
-// the lock.
+// sweepStep is how many producers Expire looks at before it lets others have
+// the lock, and how many a commit looks at to find one to evict.
 const sweepStep = 128
 
 // instant is a point in time that fits every timestamp of a Kafka snapshot,
@@ -31,6 +31,10 @@ type instant struct {
 }
 
 const nsPerMilli = int64(time.Millisecond)
+
+// longAgo are the milliseconds of an instant before every one that Expire is
+// given, also by a clock of a test that starts in the year 1.
+const longAgo = math.MinInt64
 
 func instantOf(t time.Time) instant {
 	return instant{ms: t.UnixMilli(), ns: int32(int64(t.Nanosecond()) % nsPerMilli)}
@@ -94,7 +98,8 @@ type activity struct {
 	marks        []mark
 	free         []uint32
 	current      uint32  // the mark of those active since the last Expire
-	now          instant // of the last Expire
+	now          instant // of the last Expire, or that of longAgo
+	ahead        bool    // marks may have a later time than now
 }
 
 // expiration returns how long to remember an idle producer, and whether there
@@ -149,11 +154,28 @@ func (m *ProducerStateManager) tick(now instant) {
 		a.now = now
 	}
 	m.rotateOwed()
+	a.pullBack()
 	if len(a.marks) == 0 || a.marks[a.current].producers == 0 {
 		return
 	}
 	a.marks[a.current].set(a.now)
 	a.current = a.newMark()
+}
+
+// pullBack gives marks of a later time the time of the last Expire. Only a
+// restored state has them: Kafka's snapshots carry timestamps that clients set,
+// and a producer that is ahead of the clock would keep all behind it from being
+// forgotten.
+func (a *activity) pullBack() {
+	if !a.ahead {
+		return
+	}
+	a.ahead = false
+	for i := range a.marks {
+		if k := &a.marks[i]; a.now.before(k.at()) {
+			k.set(a.now)
+		}
+	}
 }
 
 // rotateOwed lets go of failed first batches as old as a forgotten producer.
@@ -215,14 +237,20 @@ func (m *ProducerStateManager) sweep(limit time.Duration) (expired int, more boo
 }
 
 // evict forgets the least recently committed producers until there is room for
-// one more below the cap, or none is left that may be forgotten. Requires mu
-// held.
+// one more below the cap, or none is left that may be forgotten. Where it meets
+// too many that must be kept, it leaves the rest of the way to the next commit of
+// a newcomer, so that no commit takes long. Requires mu held.
 func (m *ProducerStateManager) evict() {
-	limit := m.cfg.MaxProducers
-	if limit <= 0 {
-		return
+	if limit := m.cfg.MaxProducers; limit > 0 {
+		m.evictDownTo(limit-1, sweepStep)
 	}
-	for int(m.table.rows) >= limit && m.activity.idle.oldest != 0 {
+}
+
+// evictDownTo forgets the least recently committed producers until there are no
+// more than n, or none is left that may be forgotten, but looks at no more than
+// the given number. Requires mu held.
+func (m *ProducerStateManager) evictDownTo(n, looks int) {
+	for ; looks > 0 && int(m.table.rows) > n && m.activity.idle.oldest != 0; looks-- {
 		if m.forgetOrPark(m.activity.idle.oldest.row()) {
 			m.stats.Evicted++
 		}
@@ -241,6 +269,15 @@ func (m *ProducerStateManager) forgetOrPark(row uint32) bool {
 	m.forget(row)
 	m.forgotAt = m.endOffset
 	return true
+}
+
+// parkOldest moves those that must be kept out of the way of the first that may
+// be forgotten. Requires mu held.
+func (m *ProducerStateManager) parkOldest() {
+	a := &m.activity
+	for a.idle.oldest != 0 && m.table.at(a.idle.oldest.row()).protected() {
+		m.forgetOrPark(a.idle.oldest.row())
+	}
 }
 
 // protected reports whether the producer must not be forgotten now.
@@ -262,14 +299,38 @@ func (m *ProducerStateManager) unpark(p *producer, row uint32) {
 	m.insertBefore(&m.activity.idle, at, row)
 }
 
+// unparkAll puts all parked producers back, in their order. Where none was put
+// back before by itself, that is in front of all idle ones. Requires mu held.
+func (m *ProducerStateManager) unparkAll() {
+	a := &m.activity
+	for a.parked.newest != 0 {
+		row := a.parked.newest.row()
+		p := m.table.own(row)
+		m.unlink(row)
+		p.parked = false
+		at := a.idle.oldest
+		for at != 0 && a.earlier(m.table.at(at.row()).mark, p.mark) {
+			at = m.table.at(at.row()).newer
+		}
+		m.insertBefore(&a.idle, at, row)
+	}
+}
+
 // olderThan reports whether p was active before q: by the time of their marks,
 // and within the same one by what they committed.
 func (m *ProducerStateManager) olderThan(p, q *producer) bool {
-	a := &m.activity
-	if p.mark == q.mark || p.mark == a.current || q.mark == a.current {
-		return q.mark == a.current && p.mark != a.current || p.mark == q.mark && p.newestOffset() < q.newestOffset()
+	if p.mark == q.mark {
+		return p.newestOffset() < q.newestOffset()
 	}
-	return a.marks[p.mark].at().before(a.marks[q.mark].at())
+	return m.activity.earlier(p.mark, q.mark)
+}
+
+// earlier reports whether mark i stands for an earlier time than mark j.
+func (a *activity) earlier(i, j uint32) bool {
+	if i == j || i == a.current || j == a.current {
+		return i != j && j == a.current
+	}
+	return a.marks[i].at().before(a.marks[j].at())
 }
 
 // forget takes the producer in a row out of everything. Requires mu held.

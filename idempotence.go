@@ -71,8 +71,15 @@ type Config struct {
 	// no limit. A commit of one more makes the manager forget the least
 	// recently committed one. Producers with an open transaction or a
 	// reservation are never forgotten, so where there are more of those than
-	// the limit, the limit is exceeded.
+	// the limit, the limit is exceeded; and where a hundred of them stand
+	// before the first that may be forgotten, it is exceeded by a few for as
+	// long as it takes to pass them, a part with each newcomer.
 	MaxProducers int
+
+	// LogID is the identity of the log. It is kept in snapshots, and a snapshot
+	// of another log is refused with ErrSnapshotLog. All zeros mean that it has
+	// none: that is compared with nothing.
+	LogID [16]byte
 }
 
 // Verdict is what to do with a batch that is not refused. The zero Verdict is
@@ -245,8 +252,9 @@ func (p *producer) openTxn(b *Batch, baseOffset int64) {
 // append to the log, [ProducerStateManager.Commit]; the package comment says
 // who must hold which lock meanwhile.
 //
-// It is safe for concurrent use. Every method holds one mutex for a time that
-// does not depend on how many producers are remembered. It must not be copied.
+// It is safe for concurrent use. Every method but Truncate holds one mutex for
+// a time that does not depend on how many producers are remembered. It must not
+// be copied.
 type ProducerStateManager struct {
 	// mu protects everything below it.
 	mu    sync.Mutex
@@ -258,11 +266,14 @@ type ProducerStateManager struct {
 	// maxProducerID is the highest id ever remembered, or NoProducerID.
 	maxProducerID int64
 	// lastMarker is the highest offset known of something that says more of a
-	// producer than its window does: a marker, or a batch without sequences.
-	// It is noOffset where there was none.
+	// producer than its window does: a marker, or the last record of a batch
+	// without sequences. It is noOffset where there was none.
 	lastMarker int64
 	// forgotAt is the end offset when a producer was last forgotten, or 0.
 	forgotAt int64
+	// inexact is set once what is remembered may differ from what a rebuild
+	// would give, but for producers forgotten; see Truncate.
+	inexact  bool
 	activity activity
 	// inFlight is what has been reserved, or nil where nothing ever was.
 	inFlight *pipelines
@@ -272,7 +283,13 @@ type ProducerStateManager struct {
 // producers, end offset 0. It copies cfg. A manager that stays empty takes
 // less than 512 bytes.
 func New(cfg Config) *ProducerStateManager {
-	return &ProducerStateManager{cfg: cfg, table: newTable(), maxProducerID: NoProducerID, lastMarker: noOffset}
+	return &ProducerStateManager{
+		cfg:           cfg,
+		table:         newTable(),
+		maxProducerID: NoProducerID,
+		lastMarker:    noOffset,
+		activity:      activity{now: instant{ms: longAgo}},
+	}
 }
 
 // Check judges a batch and changes nothing: [ProducerStateManager.CheckBatch]
@@ -445,20 +462,15 @@ func (m *ProducerStateManager) judge(b *Batch) (Result, *producer, error) {
 // judgeUnknown applies rule 2, the policy for a producer of which nothing is
 // remembered. Requires mu held.
 func (m *ProducerStateManager) judgeUnknown(b *Batch) (Result, error) {
-	if f, ok := m.owedBy(b.ProducerID); ok && f.epoch == b.Epoch && f.sequence != b.BaseSequence {
+	switch policy := m.cfg.UnknownProducer; {
+	case b.BaseSequence == 0 || policy == AcceptAny:
+	case policy != StartAtZeroOnNewLog:
+		return Result{}, ErrUnknownProducer
+	case m.endOffset == 0:
 		return Result{}, ErrOutOfOrderSequence
 	}
-	if b.BaseSequence == 0 {
-		return Result{Verdict: Append}, nil
-	}
-	switch m.cfg.UnknownProducer {
-	case AcceptAny:
-	case StartAtZeroOnNewLog:
-		if m.endOffset == 0 {
-			return Result{}, ErrOutOfOrderSequence
-		}
-	default:
-		return Result{}, ErrUnknownProducer
+	if f, ok := m.owedBy(b.ProducerID); ok && f.epoch == b.Epoch && f.sequence != b.BaseSequence {
+		return Result{}, ErrOutOfOrderSequence
 	}
 	return Result{Verdict: Append}, nil
 }
@@ -665,7 +677,11 @@ func (m *ProducerStateManager) Producer(pid int64) (ProducerState, bool) {
 	if p == nil {
 		return ProducerState{}, false
 	}
-	return p.view(m.activity.marks, m.activity.current), true
+	s := p.view(m.activity.marks, m.activity.current)
+	if p.lane != 0 {
+		s.InFlight = int(m.inFlight.lanes[p.lane-1].count)
+	}
+	return s, true
 }
 
 // Producers returns a sequence of everything remembered, in the order of
@@ -677,9 +693,13 @@ func (m *ProducerStateManager) Producers() iter.Seq[ProducerState] {
 		m.mu.Lock()
 		all := m.table.freeze()
 		marks, current := slices.Clone(m.activity.marks), m.activity.current
+		counts := m.inFlightCounts()
 		m.mu.Unlock()
 		for _, row := range all.byID() {
-			if !yield(all.at(row).view(marks, current)) {
+			p := all.at(row)
+			s := p.view(marks, current)
+			s.InFlight = counts.of(p)
+			if !yield(s) {
 				return
 			}
 		}

@@ -100,16 +100,19 @@ const noBaseSequence int32 = -1
 // older epoch than remembered, is skipped: a replay that overlaps a snapshot
 // does no harm, and neither does an older epoch that a log holds by an earlier
 // fault. (Kafka's ProducerStateManager adopts such an epoch. The newer one is the
-// safer to keep.) A batch with base sequence -1, which a broker wrote itself,
-// moves the epoch and opens a transaction, and is not remembered. A batch
-// without a producer id only moves the end offset. What the producer of an
-// applied batch has in flight is abandoned.
+// safer to keep.) What an overlap does do is to bring back a producer that was
+// forgotten, if a batch of it is met again.
+//
+// A batch with base sequence -1, which a broker wrote itself, moves the epoch and
+// opens a transaction, and is not remembered. A batch without a producer id only
+// moves the end offset. What the producer of an applied batch has in flight is
+// abandoned.
 //
 // Replay refuses, with a [*BatchError] and without any change, what cannot
 // stand in a log: ErrInvalidBatch for a malformed batch, and ErrOffsetOrder for
-// a negative offset or one that leaves no room for the batch. It counts nothing
-// in Stats, and it counts as activity. Safe for concurrent use, though the
-// embedder holds back appends until a recovery is done.
+// a negative offset or one that leaves no room for the batch. It gives no answer
+// that Stats would count, and it is activity. Safe for concurrent use, though
+// the embedder holds back appends until a recovery is done.
 func (m *ProducerStateManager) Replay(b Batch, baseOffset int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -121,7 +124,7 @@ func (m *ProducerStateManager) Replay(b Batch, baseOffset int64) error {
 	}
 	end := baseOffset + int64(max(b.Count, 0))
 	m.advance(end)
-	m.replayed(baseOffset, end)
+	defer m.replayed(baseOffset, end)
 	if b.ProducerID != NoProducerID {
 		m.replay(&b, baseOffset)
 	}
@@ -139,21 +142,27 @@ func (m *ProducerStateManager) replay(b *Batch, baseOffset int64) {
 	if p != nil && (b.Epoch < p.epoch || baseOffset <= p.newestOffset()) {
 		return
 	}
-	p = m.overtake(b.ProducerID, b.Epoch)
+	p = m.overtake(b.ProducerID, b.Epoch, baseOffset)
 	if b.BaseSequence != noBaseSequence {
 		p.record(b, baseOffset)
 		return
 	}
-	m.lastMarker = max(m.lastMarker, baseOffset)
+	m.lastMarker = max(m.lastMarker, baseOffset+int64(b.Count)-1)
 	p.adopt(b.Epoch)
 	p.past |= pastMarker
 	p.openTxn(b, baseOffset)
 }
 
-// overtake returns a producer as active does, and abandons what it has in flight,
-// which the log has moved under. Requires mu held.
-func (m *ProducerStateManager) overtake(pid int64, epoch int16) *producer {
-	if n, ok := m.laneOf(pid, m.table.find(pid)); ok {
+// overtake returns a producer as active does, for an entry of the log at offset.
+// It abandons what the producer has in flight, which the log has moved under. A
+// producer that was forgotten, and comes back because a replay overlaps what was
+// known, may have more in the log than is replayed. Requires mu held.
+func (m *ProducerStateManager) overtake(pid int64, epoch int16, offset int64) *producer {
+	p := m.table.find(pid)
+	if offset < m.forgotAt && newestOffset(p) == noOffset {
+		m.inexact = true
+	}
+	if n, ok := m.laneOf(pid, p); ok {
 		m.abandonLane(n)
 	}
 	return m.active(pid, epoch)
@@ -181,13 +190,13 @@ func (m *ProducerStateManager) ReplayMarker(k Marker, offset int64) error {
 		return newBatchError(b, offset, ErrOffsetOrder)
 	}
 	m.advance(offset + 1)
-	m.replayed(offset, offset+1)
+	defer m.replayed(offset, offset+1)
 	m.lastMarker = max(m.lastMarker, offset)
 	p := m.table.find(k.ProducerID)
 	if p != nil && (k.Epoch < p.epoch || offset < p.newestOffset()) {
 		return nil
 	}
-	p = m.overtake(k.ProducerID, k.Epoch)
+	p = m.overtake(k.ProducerID, k.Epoch, offset)
 	p.adopt(k.Epoch)
 	p.txnFirst = noTxn
 	p.coordinatorEpoch = max(p.coordinatorEpoch, k.CoordinatorEpoch)

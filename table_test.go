@@ -5,7 +5,6 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
-	"runtime"
 	"slices"
 	"testing"
 
@@ -276,7 +275,7 @@ func TestManyManagers(t *testing.T) {
 					}
 				}
 			}
-			if each := (int(heapInUse()) - int(before)) / n; each >= tt.most {
+			if each := (int(heapInUse() - before)) / n; each >= tt.most {
 				t.Errorf("a manager of %d producers takes %d bytes, want less than %d", tt.producers, each, tt.most)
 			}
 			if managers[n-1].Len() != tt.producers {
@@ -284,13 +283,4 @@ func TestManyManagers(t *testing.T) {
 			}
 		})
 	}
-}
-
-// heapInUse returns the bytes of live objects on the heap.
-func heapInUse() uint64 {
-	var s runtime.MemStats
-	runtime.GC()
-	runtime.GC()
-	runtime.ReadMemStats(&s)
-	return s.HeapAlloc
 }

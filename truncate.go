@@ -9,16 +9,23 @@ package idempotence
 // nothing is left is forgotten with them. The end offset becomes to, if it was
 // higher. A to below 0 counts as 0. Open reservations are abandoned in any case.
 //
-// It returns whether what is left is exactly what a rebuild from the whole log
-// that is left would give. It is false where that cannot be known, since the
-// past is not kept: where a producer loses batches and had more than the window
-// holds, where it loses all of its newest epoch and had another before, where a
-// transaction marker was cut off, where to lies before a point at which
-// producers were forgotten, and where batches that were in flight may be in the
-// log below to. What is left then is safe (no batch that was cut off
-// is answered as a duplicate) but may refuse what a rebuild would accept, and
-// the embedder restores the newest snapshot at or before to and replays from
-// there.
+// It returns whether what is left is exactly what would be remembered if the log
+// had never been longer than to, LastActivity aside. That is what a rebuild from
+// the log gives, but for producers that had been forgotten before and batches
+// that retention has deleted. It is always true where to is 0. It is false where
+// that cannot be known, since the past is not kept:
+//
+//   - where a producer loses batches and had more than the window holds,
+//   - where one loses all batches of its newest epoch and had another before,
+//   - where a transaction marker, or a batch without sequences, was cut off,
+//   - where to lies before a point at which producers were forgotten,
+//   - where batches that were in flight may be in the log below to,
+//   - and from then on, and also once a replay has brought back a producer that
+//     was forgotten, until a restore, Reset, or a Truncate to 0.
+//
+// What is left then is safe (no batch that was cut off is answered as a
+// duplicate) but may refuse what a rebuild would accept. The embedder restores
+// the newest snapshot at or before to and replays from there.
 //
 // It looks at every producer remembered, under the lock. Safe for concurrent
 // use; hold the partition's append lock over the cut and the call.
@@ -29,45 +36,65 @@ func (m *ProducerStateManager) Truncate(to int64) (exact bool) {
 	defer m.mu.Unlock()
 	to = max(to, 0)
 	exact = m.cutFlights(to)
-	if to >= m.endOffset {
-		return exact
+	switch {
+	case to == 0:
+		m.empty()
+	case to < m.endOffset:
+		m.truncate(to)
 	}
+	return exact && !m.inexact
+}
+
+// truncate is Truncate below the end offset. Requires mu held.
+func (m *ProducerStateManager) truncate(to int64) {
+	m.inexact = m.inexact || to <= m.lastMarker || to < m.forgotAt
 	m.endOffset = to
-	exact = exact && to > m.lastMarker && to >= m.forgotAt
+	m.lastMarker = min(m.lastMarker, to-1)
+	m.forgotAt = min(m.forgotAt, to)
 	// From the last row down, since forgetting one moves the last row, which
 	// has been looked at, into its place.
 	for row := m.table.rows; row > 0; row-- {
-		known := m.truncateRow(row-1, to)
-		exact = exact && known
+		if !m.truncateRow(row-1, to) {
+			m.inexact = true
+		}
 	}
-	m.lastMarker = min(m.lastMarker, to-1)
-	return exact
+	// Some may no longer have a transaction open. Those that do are parked again
+	// when their turn comes.
+	m.unparkAll()
 }
 
 // truncateRow takes back what the producer in a row did at or past to, and
 // returns whether what is left of it is known to be right. Requires mu held.
 func (m *ProducerStateManager) truncateRow(row uint32, to int64) bool {
-	if p := m.table.at(row); p.txnFirst < to && !p.reaches(to) {
+	if m.table.at(row).endsBy(to) {
 		return true
 	}
-	p := m.table.own(row)
+	known, gone := m.table.own(row).cut(to)
+	if gone {
+		m.forget(row)
+	}
+	return known
+}
+
+// endsBy reports whether all that is remembered lies below to.
+func (p *producer) endsBy(to int64) bool {
+	return p.txnFirst < to && !p.reaches(to)
+}
+
+// cut takes back what the producer did at or past to. It returns whether what is
+// left is known to be right, and whether nothing is.
+func (p *producer) cut(to int64) (known, gone bool) {
 	p.txnFirst = before(p.txnFirst, to)
-	known := !p.window.rolled
+	known = !p.window.rolled
 	for p.reaches(to) {
 		p.txnFirst = before(p.txnFirst, p.window.newest().baseOffset)
 		p.window.pop()
 	}
-	if p.parked && !p.protected() {
-		m.unpark(p, row)
-	}
 	if p.window.count > 0 {
-		return known
+		return known, false
 	}
 	known = known && p.past&pastEpoch == 0
-	if known && p.past&pastMarker == 0 {
-		m.forget(row)
-	}
-	return known
+	return known, known && p.past&pastMarker == 0
 }
 
 // reaches reports whether the newest batch remembered is not wholly below to.
@@ -96,7 +123,13 @@ func (m *ProducerStateManager) Reset() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.forgetFlights()
+	m.empty()
+}
+
+// empty forgets everything that an empty log has nothing of. Requires mu held,
+// and nothing in flight.
+func (m *ProducerStateManager) empty() {
 	m.table = newTable()
 	m.activity = activity{now: m.activity.now}
-	m.endOffset, m.lastMarker, m.forgotAt = 0, noOffset, 0
+	m.endOffset, m.lastMarker, m.forgotAt, m.inexact = 0, noOffset, 0, false
 }
