@@ -222,7 +222,9 @@ type pipelines struct {
 	// doubt is an offset from which on the log may hold batches whose append
 	// was in flight when it was abandoned, or noOffset.
 	doubt int64
-	owed  owed
+	// reading is set while a replay goes on that began at or before doubt.
+	reading bool
+	owed    owed
 }
 
 // owed remembers, of producers of which nothing else is remembered, the first
@@ -674,6 +676,7 @@ func (pl *pipelines) suspect(floor int64) {
 	if pl.doubt == noOffset || floor < pl.doubt {
 		pl.doubt = floor
 	}
+	pl.reading = false
 }
 
 // abandon ends every flight. Requires mu held.
@@ -720,13 +723,16 @@ func (m *ProducerStateManager) cutFlights(to int64) bool {
 	return m.inFlight.doubt == noOffset
 }
 
-// replayed notes that what the log holds from base to end is known now, with
-// what a reservation that was abandoned for it has left. Requires mu held.
+// replayed notes that what the log holds up to end is known now, where the replay
+// began low enough: a batch of it, the first or a later one, is from base to end.
+// What is not between its batches is not in the log, since it goes in the order
+// of the log. Requires mu held.
 func (m *ProducerStateManager) replayed(base, end int64) {
 	pl := m.inFlight
-	if pl == nil || pl.doubt == noOffset || base > pl.doubt {
+	if pl == nil || pl.doubt == noOffset || base > pl.doubt && !pl.reading {
 		return
 	}
+	pl.reading = true
 	if pl.doubt = max(pl.doubt, end); pl.doubt >= m.endOffset {
 		pl.doubt = noOffset
 	}

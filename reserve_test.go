@@ -956,6 +956,22 @@ func TestReserve_8_SnapshotEnd(t *testing.T) {
 			snapshot-end -> 4
 		`)
 	})
+	t.Run("abandoned, and read again from a log with gaps", func(t *testing.T) {
+		play(t, `
+			batch pid=32 epoch=0 seq=0 n=1 -> OK base=0
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			commit pid=32 epoch=0 seq=1 n=1 base=7 -> OK
+			abandon
+			replay pid=32 epoch=0 seq=1 n=1 base=7
+			snapshot-end -> 1
+			replay pid=32 epoch=0 seq=0 n=1 base=0
+			snapshot-end -> 1
+			replay pid=31 epoch=0 seq=0 n=1 base=4
+			snapshot-end -> 5
+			replay pid=32 epoch=0 seq=1 n=1 base=7
+			snapshot-end -> 8
+		`)
+	})
 	t.Run("abandoned, and cut off", func(t *testing.T) {
 		play(t, `
 			batch pid=32 epoch=0 seq=0 n=1 -> OK base=0

@@ -1,6 +1,9 @@
 package idempotence
 
-import "testing"
+import (
+	"bytes"
+	"testing"
+)
 
 // TestTruncate has what is taken back and what is exact. Where it is not, the
 // partition of the transcripts rebuilds the memory from its log, as an embedder
@@ -144,12 +147,48 @@ func TestReset(t *testing.T) {
 	`)
 }
 
-// TestTruncateAgainstChronicle: whatever has happened, with epochs that change,
-// sequences that wrap, windows that rolled over, transactions, producers
-// forgotten and batches replayed twice, a Truncate that says exact leaves what
-// a log would have left that had never been longer; it says so whenever its
-// comment promises it; and where it does not say so, nothing that was cut off is
-// remembered, not even if the broker ignores the answer.
-func TestTruncateAgainstChronicle(t *testing.T) {
-	checkHistories(t, someConfig, commits, replays, markers, coordinators, overlaps, clocks, cuts, cuts)
+// TestTruncate_ExactAgainAfterRestore: what cannot be known after a cut is known
+// again when a snapshot has been restored and the log replayed from there. A
+// snapshot of what was not known says so.
+func TestTruncate_ExactAgainAfterRestore(t *testing.T) {
+	m := New(Config{})
+	var good, doubtful bytes.Buffer
+	commit := func(seq int32) {
+		t.Helper()
+		if err := m.Commit(31, 0, seq, 1, int64(seq)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	save := func(b *bytes.Buffer) {
+		t.Helper()
+		if _, err := m.Snapshot().WriteTo(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	truncate := func(to int64, want bool) {
+		t.Helper()
+		if got := m.Truncate(to); got != want {
+			t.Fatalf("cut to %d: exact is %t, want %t", to, got, want)
+		}
+	}
+	for seq := range int32(3) {
+		commit(seq)
+	}
+	save(&good)
+	for seq := int32(3); seq < 8; seq++ {
+		commit(seq)
+	}
+	truncate(5, false)
+	save(&doubtful)
+	if err := m.Restore(&good); err != nil {
+		t.Fatal(err)
+	}
+	commit(3)
+	commit(4)
+	truncate(5, true)
+	truncate(4, true)
+	if err := m.Restore(&doubtful); err != nil {
+		t.Fatal(err)
+	}
+	truncate(4, false)
 }
