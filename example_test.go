@@ -1,9 +1,11 @@
 package idempotence_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -471,4 +473,78 @@ func ExampleProducerStateManager_ReserveWait() {
 	fmt.Println(<-answer)
 	// Output:
 	// Duplicate 40 <nil>
+}
+
+// A restart: the state comes back from the newest snapshot, and what the log
+// holds behind it is replayed. A retry of what was acknowledged before the crash
+// is still a retry.
+func ExampleProducerStateManager_Restore() {
+	type appended struct {
+		batch      idempotence.Batch
+		baseOffset int64
+	}
+	var log []appended         // survives the crash
+	var snapshot *bytes.Buffer // and so does this
+
+	producers := idempotence.New(idempotence.Config{})
+	produce := func(seq int32) {
+		b := idempotence.Batch{ProducerID: 31, BaseSequence: seq, Count: 1}
+		base := int64(len(log))
+		log = append(log, appended{b, base})
+		if err := producers.CommitBatch(b, base); err != nil {
+			fmt.Println(err)
+		}
+	}
+	produce(0)
+	produce(1)
+	snapshot = new(bytes.Buffer)
+	if _, err := producers.Snapshot().WriteTo(snapshot); err != nil {
+		fmt.Println(err)
+	}
+	produce(2) // after the snapshot; then the power fails
+
+	producers = idempotence.New(idempotence.Config{})
+	if err := producers.Restore(snapshot); err != nil {
+		fmt.Println(err) // damaged: take an older one, or replay the whole log
+	}
+	fmt.Println("restored up to offset", producers.EndOffset())
+	for _, a := range log[producers.EndOffset():] {
+		if err := producers.Replay(a.batch, a.baseOffset); err != nil {
+			fmt.Println(err)
+		}
+	}
+	for seq := range int32(4) {
+		res, err := producers.Check(31, 0, seq, 1)
+		fmt.Println("sequence", seq, res.Verdict, res.BaseOffset, err)
+	}
+	// Output:
+	// restored up to offset 2
+	// sequence 0 Duplicate 0 <nil>
+	// sequence 1 Duplicate 1 <nil>
+	// sequence 2 Duplicate 2 <nil>
+	// sequence 3 Append 0 <nil>
+}
+
+// A snapshot that Apache Kafka wrote: named by the end offset it was taken at, it
+// holds the last batch of each producer.
+func ExampleProducerStateManager_RestoreKafka() {
+	f, err := os.Open("testdata/kafka-snapshots/three.snapshot")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer f.Close()
+
+	producers := idempotence.New(idempotence.Config{})
+	if err := producers.RestoreKafka(f, 10); err != nil {
+		fmt.Println(err)
+		return
+	}
+	for p := range producers.Producers() {
+		fmt.Println("producer", p.ProducerID, "epoch", p.Epoch, p.Window, "in transaction:", p.InTransaction)
+	}
+	// Output:
+	// producer 5 epoch 2 [] in transaction: false
+	// producer 31 epoch 0 [{3 4 3}] in transaction: false
+	// producer 4000000001 epoch 7 [{0 3 5}] in transaction: true
 }
