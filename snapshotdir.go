@@ -151,7 +151,6 @@ func (d *SnapshotDir) Save(s *Snapshot) error {
 func (d *SnapshotDir) save(s *Snapshot) error {
 	name := d.name(s.EndOffset())
 	temporary := strings.TrimSuffix(name, snapshotSuffix) + temporarySuffix
-	delete(d.intact, s.EndOffset())
 	err := d.write(s, temporary)
 	if err == nil {
 		err = d.fs.rename(temporary, name)
