@@ -26,6 +26,7 @@ var audits = []func(*ProducerStateManager) error{
 	auditProducers,
 	func(m *ProducerStateManager) error { return auditTable(&m.table) },
 	auditActivity,
+	auditPipelines,
 }
 
 // audit fails the test where the manager breaks an invariant of its own.
@@ -350,6 +351,7 @@ func auditEntry(x *index, b *bucket, t *table, prefix uint64, group, slot int, s
 // by their Stats.
 type state struct {
 	Producers     []ProducerState
+	InFlight      []laneState
 	EndOffset     int64
 	MaxProducerID int64
 }
@@ -358,9 +360,13 @@ type state struct {
 func stateOf(m *ProducerStateManager) state {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := state{EndOffset: m.endOffset, MaxProducerID: m.maxProducerID}
+	s := state{InFlight: lanesOf(m), EndOffset: m.endOffset, MaxProducerID: m.maxProducerID}
+	counts := m.inFlightCounts()
 	for row := range m.table.rows {
-		s.Producers = append(s.Producers, m.table.at(row).view(m.activity.marks, m.activity.current))
+		p := m.table.at(row)
+		view := p.view(m.activity.marks, m.activity.current)
+		view.InFlight = counts.of(p)
+		s.Producers = append(s.Producers, view)
 	}
 	slices.SortFunc(s.Producers, func(a, b ProducerState) int { return cmp.Compare(a.ProducerID, b.ProducerID) })
 	return s

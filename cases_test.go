@@ -267,6 +267,192 @@ func TestCase_FAIL_AFTER_CHECK(t *testing.T) {
 	`)
 }
 
+// TestCase_FAIL_AFTER_CHECK_Reserved is the same where the append was reserved.
+func TestCase_FAIL_AFTER_CHECK_Reserved(t *testing.T) {
+	play(t, `
+		mode=accept
+		reserve pid=31 epoch=0 seq=0 n=2 -> OK #A
+		append-failed #A -> OK
+		producers -> 0
+		batch pid=31 epoch=0 seq=0 n=2 -> OK base=0
+		batch pid=31 epoch=0 seq=0 n=2 -> DUP base=0
+		reserve pid=31 epoch=1 seq=0 n=1 -> OK #B
+		append-failed #B -> OK
+		batch pid=31 epoch=0 seq=2 n=1 -> OK base=2
+	`)
+}
+
+// TestCase_WIN_SAME_SEQ: a client gives one sequence to several sends. The
+// broker cannot see that their records differ, but it stores only one of them.
+func TestCase_WIN_SAME_SEQ(t *testing.T) {
+	play(t, `
+		mode=accept
+		reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+		reserve pid=31 epoch=0 seq=0 n=1 -> IN_FLIGHT
+		commit #A base=0 -> OK
+		batch pid=31 epoch=0 seq=0 n=1 -> DUP base=0
+		batch pid=31 epoch=0 seq=1 n=1 -> OK base=1
+	`)
+}
+
+// TestCase_EPOCH_INFLIGHT: a newer epoch arrives while appends of the older one
+// are in flight. It waits for them, so that no late commit of an old append can
+// roll the epoch back or end up in the new window.
+func TestCase_EPOCH_INFLIGHT(t *testing.T) {
+	play(t, `
+		mode=accept
+		reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+		reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
+		reserve pid=31 epoch=1 seq=0 n=1 -> IN_FLIGHT
+		commit #A base=0 -> OK
+		reserve pid=31 epoch=1 seq=0 n=1 -> IN_FLIGHT
+		commit #B base=1 -> OK
+		reserve pid=31 epoch=1 seq=0 n=1 -> OK #C
+		batch pid=31 epoch=0 seq=2 n=1 -> STALE_EPOCH
+		commit #C base=2 -> OK
+		batch pid=31 epoch=0 seq=2 n=1 -> STALE_EPOCH
+		batch pid=31 epoch=1 seq=0 n=1 -> DUP base=2
+		batch pid=31 epoch=1 seq=1 n=1 -> OK base=3
+	`)
+}
+
+// TestCase_FAIL_CASCADE: an append in the middle of a pipeline fails. What was
+// reserved behind it must not be appended, or the log has a gap that no retry
+// can fill; if it is in the log already, its Commit is refused.
+func TestCase_FAIL_CASCADE(t *testing.T) {
+	play(t, `
+		mode=accept
+		batch pid=31 epoch=0 seq=0 n=5 -> OK base=0
+		reserve pid=31 epoch=0 seq=5 n=1 -> OK #A
+		reserve pid=31 epoch=0 seq=6 n=1 -> OK #B
+		append-failed #A -> OK
+		commit #B base=5 -> REFUSED ABANDONED
+		batch pid=31 epoch=0 seq=6 n=1 -> OUT_OF_ORDER
+		batch pid=31 epoch=0 seq=5 n=1 -> OK base=5
+		batch pid=31 epoch=0 seq=6 n=1 -> OK base=6
+	`)
+}
+
+// TestCase_FAIL_CASCADE_Committed: the same, but the later one was committed
+// before the earlier one failed. The caller is told that the log has a hole.
+func TestCase_FAIL_CASCADE_Committed(t *testing.T) {
+	play(t, `
+		mode=accept
+		batch pid=31 epoch=0 seq=0 n=5 -> OK base=0
+		reserve pid=31 epoch=0 seq=5 n=1 -> OK #A
+		reserve pid=31 epoch=0 seq=6 n=1 -> OK #B
+		commit #B base=6 -> OK
+		append-failed #A -> HOLE first=6
+		truncate to=6 -> exact
+		batch pid=31 epoch=0 seq=6 n=1 -> OUT_OF_ORDER
+		batch pid=31 epoch=0 seq=5 n=2 -> OK base=6
+	`)
+}
+
+// TestCase_FAIL_CASCADE_NEW: the failed append was the first of its producer. Its
+// successor must not slip in as a first batch where any first one is accepted.
+func TestCase_FAIL_CASCADE_NEW(t *testing.T) {
+	play(t, `
+		mode=accept
+		reserve pid=31 epoch=0 seq=0 n=5 -> OK #A
+		reserve pid=31 epoch=0 seq=5 n=1 -> OK #B
+		append-failed #A -> OK
+		commit #B base=0 -> REFUSED ABANDONED
+		producers -> 0
+		batch pid=31 epoch=0 seq=5 n=1 -> OUT_OF_ORDER
+		batch pid=31 epoch=0 seq=0 n=5 -> OK base=0
+		batch pid=31 epoch=0 seq=5 n=1 -> OK base=5
+	`)
+}
+
+// TestCase_INFLIGHT_DUP: a retry meets its own first copy in flight. It is
+// neither stored a second time nor acknowledged before the first has settled.
+func TestCase_INFLIGHT_DUP(t *testing.T) {
+	play(t, `
+		mode=accept
+		reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+		reserve pid=31 epoch=0 seq=0 n=1 -> IN_FLIGHT
+		reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
+		reserve pid=31 epoch=0 seq=0 n=2 -> OUT_OF_ORDER
+		commit #A base=0 -> OK
+		batch pid=31 epoch=0 seq=0 n=1 -> DUP base=0
+		reserve pid=31 epoch=0 seq=1 n=1 -> IN_FLIGHT
+		commit #B base=1 -> OK
+		batch pid=31 epoch=0 seq=1 n=1 -> DUP base=1
+	`)
+}
+
+// TestCase_PIPELINE_ORDER: an asynchronous stage finishes in another order than
+// it began. Commits may be reported so; batches must not be in the log so.
+func TestCase_PIPELINE_ORDER(t *testing.T) {
+	t.Run("the later one lies where the earlier one belongs", func(t *testing.T) {
+		play(t, `
+			mode=accept
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
+			commit #B base=0 -> REFUSED OFFSET_ORDER
+			commit #A base=0 -> OK
+			commit #B base=1 -> OK
+		`)
+	})
+	t.Run("the later one is reported first", func(t *testing.T) {
+		play(t, `
+			mode=accept
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
+			commit #B base=1 -> OK
+			batch pid=31 epoch=0 seq=1 n=1 -> IN_FLIGHT
+			commit #A base=0 -> OK
+			batch pid=31 epoch=0 seq=1 n=1 -> DUP base=1
+		`)
+	})
+	t.Run("the earlier one turns out to lie behind", func(t *testing.T) {
+		play(t, `
+			mode=accept
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
+			commit #B base=1 -> OK
+			commit #A base=2 -> REFUSED OFFSET_ORDER
+			commit #A base=1 -> REFUSED OFFSET_ORDER
+			commit #A base=0 -> OK
+		`)
+	})
+}
+
+// TestCase_MEM_CAP_InFlight: the cap never takes a producer with an append in
+// flight.
+func TestCase_MEM_CAP_InFlight(t *testing.T) {
+	play(t, `
+		mode=accept
+		cap=2
+		batch pid=1 epoch=0 seq=0 n=1 -> OK base=0
+		reserve pid=1 epoch=0 seq=1 n=1 -> OK #A
+		batch pid=2 epoch=0 seq=0 n=1 -> OK base=1
+		batch pid=3 epoch=0 seq=0 n=1 -> OK base=2
+		window pid=2 -> none
+		commit #A base=3 -> OK
+		batch pid=1 epoch=0 seq=1 n=1 -> DUP base=3
+	`)
+}
+
+// TestCase_STEP_DOWN: leadership is lost with appends in flight. Their handlers
+// are told so, and whoever follows in the log is not harmed.
+func TestCase_STEP_DOWN(t *testing.T) {
+	play(t, `
+		mode=accept
+		batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
+		reserve pid=31 epoch=0 seq=1 n=1 -> OK #A
+		reserve pid=31 epoch=0 seq=2 n=1 -> OK #B
+		commit #B base=2 -> OK
+		abandon
+		commit #A base=1 -> REFUSED ABANDONED
+		truncate to=1 -> exact
+		replay pid=31 epoch=0 seq=1 n=1 base=1
+		batch pid=31 epoch=0 seq=1 n=1 -> DUP base=1
+		batch pid=31 epoch=0 seq=2 n=1 -> OK base=2
+	`)
+}
+
 // TestCase_REPLAY_NO_JUDGE: a rebuild judges nothing. Compaction leaves gaps in
 // the sequence, and ranges that were there before; what was applied last is the
 // newest, whatever its sequence.

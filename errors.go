@@ -127,8 +127,8 @@ type BatchError struct {
 	BaseOffset int64
 	// FirstOffset is the base offset of the remembered copy for
 	// ErrDuplicateSequence, the newest base offset remembered of the producer
-	// for ErrOffsetOrder, and -1 for every other reason or where there is
-	// none.
+	// for ErrOffsetOrder, the base offset of the first batch behind the hole for
+	// ErrHole, and -1 for every other reason or where there is none.
 	FirstOffset int64
 	// Err is the reason, one of the package's sentinels.
 	Err error
@@ -157,6 +157,8 @@ func (e *BatchError) facts() string {
 		return fmt.Sprintf(": appended at offset %d, first copy at offset %d", e.BaseOffset, e.FirstOffset)
 	case errors.Is(e.Err, ErrOffsetOrder):
 		return fmt.Sprintf(": base offset %d, newest remembered %d", e.BaseOffset, e.FirstOffset)
+	case errors.Is(e.Err, ErrHole):
+		return fmt.Sprintf(": a later batch is in the log at offset %d", e.FirstOffset)
 	case errors.Is(e.Err, ErrInvalidBatch):
 		return ""
 	case e.CurrentEpoch < 0:

@@ -99,6 +99,7 @@ type activity struct {
 	free         []uint32
 	current      uint32  // the mark of those active since the last Expire
 	now          instant // of the last Expire, or that of longAgo
+	ahead        bool    // marks may have a later time than now
 }
 
 // expiration returns how long to remember an idle producer, and whether there
@@ -153,11 +154,28 @@ func (m *ProducerStateManager) tick(now instant) {
 		a.now = now
 	}
 	m.rotateOwed()
+	a.pullBack()
 	if len(a.marks) == 0 || a.marks[a.current].producers == 0 {
 		return
 	}
 	a.marks[a.current].set(a.now)
 	a.current = a.newMark()
+}
+
+// pullBack gives marks of a later time the time of the last Expire. Only a
+// restored state has them: Kafka's snapshots carry timestamps that clients set,
+// and a producer that is ahead of the clock would keep all behind it from being
+// forgotten.
+func (a *activity) pullBack() {
+	if !a.ahead {
+		return
+	}
+	a.ahead = false
+	for i := range a.marks {
+		if k := &a.marks[i]; a.now.before(k.at()) {
+			k.set(a.now)
+		}
+	}
 }
 
 // rotateOwed lets go of failed first batches as old as a forgotten producer.
@@ -223,16 +241,17 @@ func (m *ProducerStateManager) sweep(limit time.Duration) (expired int, more boo
 // too many that must be kept, it leaves the rest of the way to the next commit of
 // a newcomer, so that no commit takes long. Requires mu held.
 func (m *ProducerStateManager) evict() {
-	limit := m.cfg.MaxProducers
-	if limit <= 0 {
-		return
+	if limit := m.cfg.MaxProducers; limit > 0 {
+		m.evictDownTo(limit-1, sweepStep)
 	}
-	for range sweepStep {
-		oldest := m.activity.idle.oldest
-		if int(m.table.rows) < limit || oldest == 0 {
-			return
-		}
-		if m.forgetOrPark(oldest.row()) {
+}
+
+// evictDownTo forgets the least recently committed producers until there are no
+// more than n, or none is left that may be forgotten, but looks at no more than
+// the given number. Requires mu held.
+func (m *ProducerStateManager) evictDownTo(n, looks int) {
+	for ; looks > 0 && int(m.table.rows) > n && m.activity.idle.oldest != 0; looks-- {
+		if m.forgetOrPark(m.activity.idle.oldest.row()) {
 			m.stats.Evicted++
 		}
 	}
@@ -250,6 +269,15 @@ func (m *ProducerStateManager) forgetOrPark(row uint32) bool {
 	m.forget(row)
 	m.forgotAt = m.endOffset
 	return true
+}
+
+// parkOldest moves those that must be kept out of the way of the first that may
+// be forgotten. Requires mu held.
+func (m *ProducerStateManager) parkOldest() {
+	a := &m.activity
+	for a.idle.oldest != 0 && m.table.at(a.idle.oldest.row()).protected() {
+		m.forgetOrPark(a.idle.oldest.row())
+	}
 }
 
 // protected reports whether the producer must not be forgotten now.

@@ -75,6 +75,11 @@ type Config struct {
 	// before the first that may be forgotten, it is exceeded by a few for as
 	// long as it takes to pass them, a part with each newcomer.
 	MaxProducers int
+
+	// LogID is the identity of the log. It is kept in snapshots, and a snapshot
+	// of another log is refused with ErrSnapshotLog. All zeros mean that it has
+	// none: that is compared with nothing.
+	LogID [16]byte
 }
 
 // Verdict is what to do with a batch that is not refused. The zero Verdict is
@@ -457,20 +462,15 @@ func (m *ProducerStateManager) judge(b *Batch) (Result, *producer, error) {
 // judgeUnknown applies rule 2, the policy for a producer of which nothing is
 // remembered. Requires mu held.
 func (m *ProducerStateManager) judgeUnknown(b *Batch) (Result, error) {
-	if f, ok := m.owedBy(b.ProducerID); ok && f.epoch == b.Epoch && f.sequence != b.BaseSequence {
+	switch policy := m.cfg.UnknownProducer; {
+	case b.BaseSequence == 0 || policy == AcceptAny:
+	case policy != StartAtZeroOnNewLog:
+		return Result{}, ErrUnknownProducer
+	case m.endOffset == 0:
 		return Result{}, ErrOutOfOrderSequence
 	}
-	if b.BaseSequence == 0 {
-		return Result{Verdict: Append}, nil
-	}
-	switch m.cfg.UnknownProducer {
-	case AcceptAny:
-	case StartAtZeroOnNewLog:
-		if m.endOffset == 0 {
-			return Result{}, ErrOutOfOrderSequence
-		}
-	default:
-		return Result{}, ErrUnknownProducer
+	if f, ok := m.owedBy(b.ProducerID); ok && f.epoch == b.Epoch && f.sequence != b.BaseSequence {
+		return Result{}, ErrOutOfOrderSequence
 	}
 	return Result{Verdict: Append}, nil
 }
@@ -677,7 +677,11 @@ func (m *ProducerStateManager) Producer(pid int64) (ProducerState, bool) {
 	if p == nil {
 		return ProducerState{}, false
 	}
-	return p.view(m.activity.marks, m.activity.current), true
+	s := p.view(m.activity.marks, m.activity.current)
+	if p.lane != 0 {
+		s.InFlight = int(m.inFlight.lanes[p.lane-1].count)
+	}
+	return s, true
 }
 
 // Producers returns a sequence of everything remembered, in the order of
@@ -689,9 +693,13 @@ func (m *ProducerStateManager) Producers() iter.Seq[ProducerState] {
 		m.mu.Lock()
 		all := m.table.freeze()
 		marks, current := slices.Clone(m.activity.marks), m.activity.current
+		counts := m.inFlightCounts()
 		m.mu.Unlock()
 		for _, row := range all.byID() {
-			if !yield(all.at(row).view(marks, current)) {
+			p := all.at(row)
+			s := p.view(marks, current)
+			s.InFlight = counts.of(p)
+			if !yield(s) {
 				return
 			}
 		}

@@ -209,6 +209,26 @@ func (x *index) bucket(hash uint64) *bucket {
 	return x.dir[hash>>(64-x.depth)]
 }
 
+// reserve makes room for n entries in an empty index, so that putting them does
+// not split one bucket after the other.
+func (x *index) reserve(n int) {
+	const fill = maxGroups * groupSlots * 5 / 8 // of 7/8 at most, on average
+	if n == 0 {
+		return
+	}
+	groups := 1
+	for groups < maxGroups && groups*groupSlots*5/8 < n {
+		groups *= 2
+	}
+	for n > fill<<x.depth {
+		x.depth++
+	}
+	x.dir = make([]*bucket, 1<<x.depth)
+	for i := range x.dir {
+		x.dir[i] = newBucket(groups, x.depth)
+	}
+}
+
 // put adds the entry for a row that is not in the index yet.
 func (x *index) put(hash uint64, row uint32, hashOf func(uint32) uint64) {
 	if len(x.dir) == 0 {

@@ -49,7 +49,10 @@ func (p *partition) produce(b Batch) (Result, error) {
 		return res, err
 	}
 	res.BaseOffset = p.end
-	return res, p.commit(b, p.end)
+	if err := p.commit(b, p.end); err != nil {
+		return Result{}, err
+	}
+	return res, nil
 }
 
 // commit appends a batch at an offset and commits it. What the manager refuses
@@ -62,8 +65,23 @@ func (p *partition) commit(b Batch, base int64) error {
 	return nil
 }
 
+// settle reports that the append of a reserved batch has succeeded.
+func (p *partition) settle(r *Reservation, b Batch, base int64) error {
+	if err := r.Commit(base); err != nil {
+		return err
+	}
+	p.append(logged{batch: b, base: base})
+	return nil
+}
+
+// append adds an entry. Those of one producer may be reported in any order; the
+// log has them in the order of offsets.
 func (p *partition) append(l logged) {
-	p.log = append(p.log, l)
+	i := len(p.log)
+	for i > 0 && p.log[i-1].base > l.base {
+		i--
+	}
+	p.log = slices.Insert(p.log, i, l)
 	p.end = max(p.end, l.end())
 }
 
@@ -107,7 +125,7 @@ func (p *partition) restart(t *testing.T) {
 func (p *partition) truncate(t *testing.T, to int64) (exact bool) {
 	t.Helper()
 	p.log = slices.DeleteFunc(p.log, func(l logged) bool { return l.end() > to })
-	p.end = min(p.end, to)
+	p.end = min(p.end, max(to, 0))
 	exact = p.m.Truncate(to)
 	if !exact {
 		p.restart(t)

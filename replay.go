@@ -124,7 +124,7 @@ func (m *ProducerStateManager) Replay(b Batch, baseOffset int64) error {
 	}
 	end := baseOffset + int64(max(b.Count, 0))
 	m.advance(end)
-	m.replayed(baseOffset, end)
+	defer m.replayed(baseOffset, end)
 	if b.ProducerID != NoProducerID {
 		m.replay(&b, baseOffset)
 	}
@@ -190,7 +190,7 @@ func (m *ProducerStateManager) ReplayMarker(k Marker, offset int64) error {
 		return newBatchError(b, offset, ErrOffsetOrder)
 	}
 	m.advance(offset + 1)
-	m.replayed(offset, offset+1)
+	defer m.replayed(offset, offset+1)
 	m.lastMarker = max(m.lastMarker, offset)
 	p := m.table.find(k.ProducerID)
 	if p != nil && (k.Epoch < p.epoch || offset < p.newestOffset()) {

@@ -48,8 +48,9 @@ var (
 	// already in the log, so the log has a hole that no retry can fill. The
 	// reservation has ended and so have all behind it, those that were committed
 	// included: none of them is remembered. The broker cuts the log off before
-	// the first of them, or gives up leadership. It answers
-	// 56 KAFKA_STORAGE_ERROR, which makes a client try again.
+	// the first of them that is in the log, or gives up leadership. It answers
+	// 56 KAFKA_STORAGE_ERROR, which makes a client try again. It comes in a
+	// [*BatchError], whose FirstOffset is that of the first committed one.
 	ErrHole error = &reason{text: "aborted append leaves a hole in the log", code: codeKafkaStorageError}
 )
 
@@ -112,6 +113,14 @@ type flight struct {
 	committed     bool // but behind one that is not
 }
 
+// lowest returns the lowest offset at which the batch may lie.
+func (f *flight) lowest() int64 {
+	if f.committed {
+		return f.baseOffset
+	}
+	return f.floor
+}
+
 // end lets go whoever waits for the flight.
 func (f *flight) end() {
 	if f.done != nil {
@@ -166,29 +175,31 @@ func (l *lane) copyOf(s span) *flight {
 
 // roomFor reports whether flight i can lie at baseOffset: behind everything
 // before it, of which what is not committed yet takes at least its count, and
-// likewise in front of what is behind it. newest is the newest base offset in
-// the window.
-func (l *lane) roomFor(i uint8, baseOffset, newest int64) bool {
-	low := newest + 1
+// likewise in front of what is behind it. The first of them can lie from low on.
+//
+// It reckons without a sign: what is reserved may need more offsets than there
+// are.
+func (l *lane) roomFor(i uint8, baseOffset, low int64) bool {
+	end := uint64(low)
 	for j := range i {
 		f := l.at(j)
 		if f.committed {
-			low = f.baseOffset
+			end = uint64(f.baseOffset)
 		}
-		low += int64(f.span.count())
+		end += uint64(f.span.count())
 	}
 	count := l.at(i).span.count()
-	return baseOffset >= low && roomAt(baseOffset, count) && l.roomBehind(i, baseOffset+int64(count))
+	return roomAt(baseOffset, count) && uint64(baseOffset) >= end && l.roomBehind(i, uint64(baseOffset)+uint64(count))
 }
 
 // roomBehind reports whether what is behind flight i can lie from end on.
-func (l *lane) roomBehind(i uint8, end int64) bool {
+func (l *lane) roomBehind(i uint8, end uint64) bool {
 	for j := i + 1; j < l.count; j++ {
 		f := l.at(j)
 		if f.committed {
-			return f.baseOffset >= end
+			return uint64(f.baseOffset) >= end
 		}
-		end += int64(f.span.count())
+		end += uint64(f.span.count())
 	}
 	return true
 }
@@ -200,7 +211,7 @@ func (l *lane) roomBehind(i uint8, end int64) bool {
 //  1. A lane is in free, or is that of exactly one producer: the one whose row
 //     has its number plus one, or, where the producer has no row, the one that
 //     newcomers has it for.
-//  2. doubt is noOffset or below the end offset.
+//  2. doubt is noOffset or at most the end offset.
 type pipelines struct {
 	lanes     []lane
 	free      []uint32
@@ -211,7 +222,9 @@ type pipelines struct {
 	// doubt is an offset from which on the log may hold batches whose append
 	// was in flight when it was abandoned, or noOffset.
 	doubt int64
-	owed  owed
+	// reading is set while a replay goes on that began at or before doubt.
+	reading bool
+	owed    owed
 }
 
 // owed remembers, of producers of which nothing else is remembered, the first
@@ -377,7 +390,7 @@ func (r *Reservation) commit(baseOffset int64) error {
 	l := &m.inFlight.lanes[r.lane]
 	f := l.at(i)
 	p := m.table.find(l.pid)
-	if !l.roomFor(i, baseOffset, newestOffset(p)) {
+	if !l.roomFor(i, baseOffset, newestEnd(p)) {
 		return m.refuseCommit(l.batch(f), p, ErrOffsetOrder, baseOffset, newestOffset(p))
 	}
 	r.ended = true
@@ -394,14 +407,14 @@ func (r *Reservation) commit(baseOffset int64) error {
 // had been reserved. Whoever waited for them asks again.
 //
 // Where a later one has already been committed, Abort does all that and returns
-// ErrHole. ErrAbandoned says that somebody else has ended the reservation, and
+// ErrHole, with the offset of the first of them. ErrAbandoned says that somebody else has ended the reservation, and
 // ErrSettled that this call is the second. Neither changes anything. Safe for
 // concurrent use.
 //
 // If nothing at all is remembered of the producer, the aborted batch must be
-// the first to come again, under every policy: another first sequence of its
-// epoch is refused with ErrOutOfOrderSequence, until Config.Expiration or more
-// has passed.
+// the first to come again. Where the policy would take another first sequence
+// of its epoch, that is refused with ErrOutOfOrderSequence all the same, until
+// Config.Expiration or more has passed.
 func (r *Reservation) Abort() error {
 	m := r.m
 	m.mu.Lock()
@@ -411,8 +424,12 @@ func (r *Reservation) Abort() error {
 		return err
 	}
 	r.ended = true
-	if m.cancel(r.lane, i) {
-		return ErrHole
+	l := &m.inFlight.lanes[r.lane]
+	b := *l.batch(l.at(i))
+	if cut := m.cancel(r.lane, i); cut != noOffset {
+		e := newBatchError(b, noOffset, ErrHole)
+		e.FirstOffset = cut
+		return e
 	}
 	return nil
 }
@@ -442,6 +459,16 @@ func (r *Reservation) position() (uint8, error) {
 		return 0, ErrAbandoned
 	}
 	return i, nil
+}
+
+// newestEnd returns one past the newest batch remembered of p, which is nil
+// where the producer is unknown; 0 where there is none.
+func newestEnd(p *producer) int64 {
+	if p == nil || p.window.count == 0 {
+		return 0
+	}
+	e := p.window.newest()
+	return e.baseOffset + int64(e.span.count())
 }
 
 // pipelines returns what there is about reservations, and makes it for the
@@ -573,25 +600,45 @@ func (l *lane) batch(f *flight) *Batch {
 	return &Batch{ProducerID: l.pid, Epoch: l.epoch, BaseSequence: f.span.first(), Count: f.span.count(), Transactional: f.transactional}
 }
 
-// cancel ends flight i of a lane and all behind it, and reports whether one
-// behind it was committed. Requires mu held.
-func (m *ProducerStateManager) cancel(n uint32, i uint8) (hole bool) {
+// cancel ends flight i of a lane and all behind it, and returns where the first
+// of those lies that were committed, or noOffset. Requires mu held.
+func (m *ProducerStateManager) cancel(n uint32, i uint8) (hole int64) {
 	l := &m.inFlight.lanes[n]
-	first, floor := l.at(i).span.first(), l.at(i).floor
+	hole = l.firstCommitted(i)
+	if hole != noOffset {
+		m.inFlight.suspect(l.lowest(i + 1))
+	}
+	first := l.at(i).span.first()
 	for j := i; j < l.count; j++ {
-		f := l.at(j)
-		hole = hole || f.committed
-		f.end()
+		l.at(j).end()
 	}
 	l.count, l.next = i, first
-	if hole {
-		m.inFlight.suspect(floor)
-	}
 	if i == 0 {
 		m.owe(l, first)
 		m.closeLane(n)
 	}
 	return hole
+}
+
+// firstCommitted returns where the first committed batch lies, from flight i on,
+// or noOffset.
+func (l *lane) firstCommitted(i uint8) int64 {
+	for ; i < l.count; i++ {
+		if f := l.at(i); f.committed {
+			return f.baseOffset
+		}
+	}
+	return noOffset
+}
+
+// lowest returns the lowest offset at which a batch may lie, from flight i on. It
+// requires i < count.
+func (l *lane) lowest(i uint8) int64 {
+	low := l.at(i).lowest()
+	for i++; i < l.count; i++ {
+		low = min(low, l.at(i).lowest())
+	}
+	return low
 }
 
 // owe notes that the first batch of an unknown producer has failed. Requires mu
@@ -629,6 +676,7 @@ func (pl *pipelines) suspect(floor int64) {
 	if pl.doubt == noOffset || floor < pl.doubt {
 		pl.doubt = floor
 	}
+	pl.reading = false
 }
 
 // abandon ends every flight. Requires mu held.
@@ -646,7 +694,7 @@ func (m *ProducerStateManager) abandon() {
 // all the same. Requires mu held.
 func (m *ProducerStateManager) abandonLane(n uint32) {
 	if l := &m.inFlight.lanes[n]; l.count > 0 {
-		m.inFlight.suspect(l.at(0).floor)
+		m.inFlight.suspect(l.lowest(0))
 		m.cancel(n, 0)
 	}
 }
@@ -675,13 +723,16 @@ func (m *ProducerStateManager) cutFlights(to int64) bool {
 	return m.inFlight.doubt == noOffset
 }
 
-// replayed notes that what the log holds from base to end is known now.
-// Requires mu held.
+// replayed notes that what the log holds up to end is known now, where the replay
+// began low enough: a batch of it, the first or a later one, is from base to end.
+// What is not between its batches is not in the log, since it goes in the order
+// of the log. Requires mu held.
 func (m *ProducerStateManager) replayed(base, end int64) {
 	pl := m.inFlight
-	if pl == nil || pl.doubt == noOffset || base > pl.doubt {
+	if pl == nil || pl.doubt == noOffset || base > pl.doubt && !pl.reading {
 		return
 	}
+	pl.reading = true
 	if pl.doubt = max(pl.doubt, end); pl.doubt >= m.endOffset {
 		pl.doubt = noOffset
 	}
@@ -701,10 +752,33 @@ func (m *ProducerStateManager) snapshotEnd() int64 {
 	}
 	for n := range pl.lanes {
 		if l := &pl.lanes[n]; l.count > 0 {
-			end = min(end, l.at(0).floor)
+			end = min(end, l.lowest(0))
 		}
 	}
 	return end
+}
+
+// laneCounts is how many batches each lane held at one moment.
+type laneCounts []uint8
+
+// inFlightCounts returns the counts of this moment. Requires mu held.
+func (m *ProducerStateManager) inFlightCounts() laneCounts {
+	if m.inFlight == nil {
+		return nil
+	}
+	counts := make(laneCounts, len(m.inFlight.lanes))
+	for n := range counts {
+		counts[n] = m.inFlight.lanes[n].count
+	}
+	return counts
+}
+
+// of returns how many batches of a producer were in flight.
+func (c laneCounts) of(p *producer) int {
+	if p.lane == 0 {
+		return 0
+	}
+	return int(c[p.lane-1])
 }
 
 // judge applies rules 3 to 7 to a well-formed batch of a producer of which

@@ -1,42 +1,1194 @@
 package idempotence
 
 import (
+	"context"
 	"errors"
+	"math"
 	"testing"
+	"time"
 )
 
-// TestReservationsSettleInOrder follows one producer through rules 1, 3, 5 and 6
-// of pipelined appends.
-func TestReservationsSettleInOrder(t *testing.T) {
+// This file is pipelined appends, rule by rule, as transcripts (transcript_test.go
+// says how to read one). Every `reserve` line also asks Check, which must give
+// the same answer (rule 7), and every refusal is held against the state before
+// it, reservations included.
+
+// TestReserve_1_JudgedAgainstReserved is rule 1: a batch is judged against what
+// is committed and everything reserved before it, in the order of reservation.
+func TestReserve_1_JudgedAgainstReserved(t *testing.T) {
+	t.Run("successors of what is in flight are in order", func(t *testing.T) {
+		play(t, `
+			batch pid=31 epoch=0 seq=0 n=2 -> OK base=0
+			reserve pid=31 epoch=0 seq=2 n=3 -> OK #A
+			reserve pid=31 epoch=0 seq=5 n=1 -> OK #B
+			in-flight pid=31 -> epoch=0 2..4 5..5
+			reserve pid=31 epoch=0 seq=7 n=1 -> OUT_OF_ORDER expected=6 current=0
+			reserve pid=31 epoch=0 seq=2 n=1 -> OUT_OF_ORDER expected=6 current=0
+			reserve pid=31 epoch=0 seq=2 n=4 -> OUT_OF_ORDER expected=6 current=0
+			commit #A base=2 -> OK
+			commit #B base=5 -> OK
+			window pid=31 -> epoch=0 0..1@0 2..4@2 5..5@5
+		`)
+	})
+	t.Run("the first batch of an unknown producer too", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=3 seq=5 n=1 -> UNKNOWN_PRODUCER expected=0 current=-1
+			reserve pid=31 epoch=3 seq=0 n=2 -> OK #A
+			producers -> 0
+			reserve pid=31 epoch=3 seq=2 n=2 -> OK #B
+			reserve pid=31 epoch=3 seq=9 n=2 -> OUT_OF_ORDER expected=4 current=3
+			producers -> 0
+			highest-pid -> -1
+			commit #A base=0 -> OK
+			commit #B base=2 -> OK
+			producers -> 1
+			highest-pid -> 31
+			window pid=31 -> epoch=3 0..1@0 2..3@2
+		`)
+	})
+	t.Run("a newer epoch that is in flight fences the older one", func(t *testing.T) {
+		play(t, `
+			batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
+			reserve pid=31 epoch=2 seq=0 n=1 -> OK #A
+			reserve pid=31 epoch=2 seq=1 n=1 -> OK #B
+			reserve pid=31 epoch=0 seq=1 n=1 -> STALE_EPOCH current=2
+			reserve pid=31 epoch=0 seq=0 n=1 -> STALE_EPOCH current=2
+			reserve pid=31 epoch=1 seq=0 n=1 -> STALE_EPOCH current=2
+			window pid=31 -> epoch=0 0..0@0
+			commit #A base=1 -> OK
+			window pid=31 -> epoch=2 0..0@1
+			commit #B base=2 -> OK
+			window pid=31 -> epoch=2 0..0@1 1..1@2
+		`)
+	})
+	t.Run("a newer epoch that fails leaves the older one current", func(t *testing.T) {
+		play(t, `
+			batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
+			reserve pid=31 epoch=1 seq=0 n=1 -> OK #A
+			append-failed #A -> OK
+			window pid=31 -> epoch=0 0..0@0
+			reserve pid=31 epoch=0 seq=0 n=1 -> DUP base=0
+			reserve pid=31 epoch=1 seq=1 n=1 -> OUT_OF_ORDER expected=0 current=0
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
+			commit #B base=1 -> OK
+		`)
+	})
+	t.Run("malformed batches", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			reserve pid=31 epoch=0 seq=1 n=0 -> INVALID
+			reserve pid=31 epoch=0 seq=-1 n=1 -> INVALID
+			reserve pid=31 epoch=-1 seq=1 n=1 -> INVALID
+			reserve pid=-2 epoch=0 seq=0 n=1 -> INVALID
+			commit #A base=0 -> OK
+		`)
+	})
+	t.Run("the policy counts what is committed, not what is reserved", func(t *testing.T) {
+		play(t, `
+			mode=new-log-strict
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			reserve pid=32 epoch=0 seq=7 n=1 -> OUT_OF_ORDER
+			commit #A base=0 -> OK
+			reserve pid=32 epoch=0 seq=7 n=1 -> OK #B
+			commit #B base=1 -> OK
+		`)
+	})
+}
+
+// TestReserve_1_Wrap: the sequence goes on from 2147483647 to 0 while both ends
+// of the wrap are in flight.
+func TestReserve_1_Wrap(t *testing.T) {
+	play(t, `
+		mode=accept
+		reserve pid=31 epoch=0 seq=2147483646 n=1 -> OK #A
+		reserve pid=31 epoch=0 seq=0 n=1 -> OUT_OF_ORDER expected=2147483647
+		reserve pid=31 epoch=0 seq=2147483647 n=2 -> OK #B
+		reserve pid=31 epoch=0 seq=0 n=1 -> OUT_OF_ORDER expected=1
+		reserve pid=31 epoch=0 seq=1 n=1 -> OK #C
+		commit #C base=3 -> OK
+		commit #B base=1 -> OK
+		in-flight pid=31 -> epoch=0 2147483646..2147483646 2147483647..0@1 1..1@3
+		commit #A base=0 -> OK
+		window pid=31 -> epoch=0 2147483646..2147483646@0 2147483647..0@1 1..1@3
+	`)
+}
+
+// TestReserve_1_LargestCounts: batches of 2147483647 sequences, of which three in
+// flight span more than the sequence space, so that one may come round to the
+// sequences of another. An exact copy waits for its first, as by rule 5 before 6.
+func TestReserve_1_LargestCounts(t *testing.T) {
+	play(t, `
+		reserve pid=31 epoch=0 seq=0 n=2147483647 -> OK #A
+		reserve pid=31 epoch=0 seq=2147483647 n=2147483647 -> OK #B
+		reserve pid=31 epoch=0 seq=2147483646 n=2 -> OK #C
+		in-flight pid=31 -> epoch=0 0..2147483646 2147483647..2147483645 2147483646..2147483647
+		reserve pid=31 epoch=0 seq=0 n=2147483647 -> IN_FLIGHT waits=0:0..2147483646
+		reserve pid=31 epoch=0 seq=0 n=1 -> OK #D
+		commit #D base=4294967295 -> REFUSED OFFSET_ORDER
+		commit #D base=4294967296 -> OK
+		commit #C base=4294967295 -> REFUSED OFFSET_ORDER
+		commit #C base=4294967294 -> OK
+		commit #A base=0 -> OK
+		commit #B base=2147483647 -> OK
+		window pid=31 -> epoch=0 0..2147483646@0 2147483647..2147483645@2147483647 2147483646..2147483647@4294967294 0..0@4294967296
+		reserve pid=31 epoch=0 seq=0 n=2147483647 -> DUP base=0
+	`)
+}
+
+// TestReserve_2_HandleOnlyForAppend is rule 2: Append comes with a reservation;
+// a duplicate of a committed batch comes with its offset and without one, also
+// while later ones are in flight. (The player holds every answer against it.)
+func TestReserve_2_HandleOnlyForAppend(t *testing.T) {
+	play(t, `
+		reserve pid=31 epoch=0 seq=0 n=3 -> OK #A
+		commit #A base=7 -> OK
+		reserve pid=31 epoch=0 seq=0 n=3 -> DUP base=7
+		reserve pid=31 epoch=0 seq=3 n=1 -> OK #B
+		reserve pid=31 epoch=0 seq=0 n=3 -> DUP base=7
+		commit #B base=10 -> OK
+		reserve pid=31 epoch=0 seq=0 n=3 -> DUP base=7
+	`)
+}
+
+// TestReserve_2_WholeWindowBehindWholeLane: five committed batches are all still
+// recognised while five more are in flight, and leave the window one by one as
+// those land.
+func TestReserve_2_WholeWindowBehindWholeLane(t *testing.T) {
+	play(t, `
+		batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
+		batch pid=31 epoch=0 seq=1 n=1 -> OK base=1
+		batch pid=31 epoch=0 seq=2 n=1 -> OK base=2
+		batch pid=31 epoch=0 seq=3 n=1 -> OK base=3
+		batch pid=31 epoch=0 seq=4 n=1 -> OK base=4
+		reserve pid=31 epoch=0 seq=5 n=1 -> OK #A
+		reserve pid=31 epoch=0 seq=6 n=1 -> OK #B
+		reserve pid=31 epoch=0 seq=7 n=1 -> OK #C
+		reserve pid=31 epoch=0 seq=8 n=1 -> OK #D
+		reserve pid=31 epoch=0 seq=9 n=1 -> OK #E
+		reserve pid=31 epoch=0 seq=0 n=1 -> DUP base=0
+		reserve pid=31 epoch=0 seq=4 n=1 -> DUP base=4
+		commit #A base=5 -> OK
+		reserve pid=31 epoch=0 seq=0 n=1 -> OUT_OF_ORDER expected=10
+		reserve pid=31 epoch=0 seq=1 n=1 -> DUP base=1
+		reserve pid=31 epoch=0 seq=5 n=1 -> DUP base=5
+		reserve pid=31 epoch=0 seq=10 n=1 -> OK #F
+		in-flight pid=31 -> epoch=0 6..6 7..7 8..8 9..9 10..10
+	`)
+}
+
+// TestReserve_3_InFlight is rule 3: what cannot be judged until something in
+// flight settles is neither acknowledged nor stored, and the answer names what
+// it waits for.
+func TestReserve_3_InFlight(t *testing.T) {
+	t.Run("an exact copy waits for its first", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=0 seq=0 n=3 -> OK #A
+			reserve pid=31 epoch=0 seq=3 n=1 -> OK #B
+			reserve pid=31 epoch=0 seq=0 n=3 -> IN_FLIGHT waits=0:0..2
+			reserve pid=31 epoch=0 seq=3 n=1 -> IN_FLIGHT waits=0:3..3
+			reserve pid=31 epoch=0 seq=0 n=2 -> OUT_OF_ORDER expected=4
+			stats -> accepted=0 duplicate=0 out-of-order=2 unknown=0 fenced=0 invalid=0
+			commit #A base=0 -> OK
+			reserve pid=31 epoch=0 seq=0 n=3 -> DUP base=0
+			reserve pid=31 epoch=0 seq=3 n=1 -> IN_FLIGHT waits=0:3..3
+			append-failed #B -> OK
+			reserve pid=31 epoch=0 seq=3 n=1 -> OK #C
+			commit #C base=3 -> OK
+		`)
+	})
+	t.Run("a newer epoch waits for all of the older one", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=4 seq=0 n=1 -> OK #A
+			reserve pid=31 epoch=4 seq=1 n=1 -> OK #B
+			reserve pid=31 epoch=5 seq=0 n=1 -> IN_FLIGHT waits=4:1..1
+			reserve pid=31 epoch=5 seq=1 n=1 -> OUT_OF_ORDER expected=0 current=4
+			reserve pid=31 epoch=5 seq=0 n=1 -> IN_FLIGHT waits=4:1..1
+			commit #A base=0 -> OK
+			reserve pid=31 epoch=5 seq=0 n=1 -> IN_FLIGHT waits=4:1..1
+			commit #B base=1 -> OK
+			reserve pid=31 epoch=5 seq=0 n=1 -> OK #C
+			commit #C base=2 -> OK
+			window pid=31 -> epoch=5 0..0@2
+		`)
+	})
+	t.Run("a sixth batch waits for the oldest", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
+			reserve pid=31 epoch=0 seq=2 n=1 -> OK #C
+			reserve pid=31 epoch=0 seq=3 n=1 -> OK #D
+			reserve pid=31 epoch=0 seq=4 n=1 -> OK #E
+			reserve pid=31 epoch=0 seq=5 n=1 -> IN_FLIGHT waits=0:0..0
+			reserve pid=31 epoch=0 seq=6 n=1 -> OUT_OF_ORDER expected=5
+			commit #E base=4 -> OK
+			commit #B base=1 -> OK
+			reserve pid=31 epoch=0 seq=5 n=1 -> IN_FLIGHT waits=0:0..0
+			commit #A base=0 -> OK
+			in-flight pid=31 -> epoch=0 2..2 3..3 4..4@4
+			reserve pid=31 epoch=0 seq=5 n=1 -> OK #F
+			reserve pid=31 epoch=0 seq=6 n=1 -> OK #G
+			reserve pid=31 epoch=0 seq=7 n=1 -> IN_FLIGHT waits=0:2..2
+			reserve pid=31 epoch=0 seq=5 n=1 -> IN_FLIGHT waits=0:5..5
+			append-failed #C -> HOLE first=4
+		`)
+	})
+	t.Run("producers do not wait for each other", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			reserve pid=32 epoch=0 seq=0 n=1 -> OK #B
+			reserve pid=33 epoch=0 seq=0 n=1 -> OK #C
+			commit #C base=2 -> OK
+			commit #B base=1 -> OK
+			reserve pid=32 epoch=0 seq=0 n=1 -> DUP base=1
+			append-failed #A -> OK
+			reserve pid=33 epoch=0 seq=0 n=1 -> DUP base=2
+		`)
+	})
+}
+
+// TestReserve_3_DoneChannel: Done is closed when what is waited for has become
+// visible, and not when it was only committed; when it was aborted; and when it
+// was abandoned.
+func TestReserve_3_DoneChannel(t *testing.T) {
+	for _, end := range []struct {
+		name string
+		of   func(m *ProducerStateManager, a, b *Reservation)
+	}{
+		{"visible", func(_ *ProducerStateManager, a, b *Reservation) { settled(t, b.Commit(1), a.Commit(0)) }},
+		{"aborted", func(_ *ProducerStateManager, _, b *Reservation) { settled(t, b.Abort()) }},
+		{"an earlier one aborted", func(_ *ProducerStateManager, a, _ *Reservation) { settled(t, a.Abort()) }},
+		{"abandoned", func(m *ProducerStateManager, _, _ *Reservation) { m.AbandonReservations() }},
+		{"reset", func(m *ProducerStateManager, _, _ *Reservation) { m.Reset() }},
+		{"truncated", func(m *ProducerStateManager, _, _ *Reservation) { m.Truncate(0) }},
+		{"replayed", func(m *ProducerStateManager, _, _ *Reservation) {
+			settled(t, m.Replay(Batch{ProducerID: 31, Count: 1}, 0))
+		}},
+		{"marker replayed", func(m *ProducerStateManager, _, _ *Reservation) {
+			settled(t, m.ReplayMarker(Marker{ProducerID: 31, Epoch: 1}, 0))
+		}},
+	} {
+		t.Run(end.name, func(t *testing.T) {
+			m := New(Config{})
+			a, b := reserved(t, m, 0, 1), reserved(t, m, 1, 1)
+			first := waitFor(t, m, Batch{ProducerID: 31, BaseSequence: 1, Count: 1})
+			second := waitFor(t, m, Batch{ProducerID: 31, Epoch: 1, Count: 1})
+			if isClosed(first) || isClosed(second) {
+				t.Fatal("closed while in flight")
+			}
+			end.of(m, a, b)
+			if !isClosed(first) || !isClosed(second) {
+				t.Fatalf("still open: of the copy %t, of the newer epoch %t", !isClosed(first), !isClosed(second))
+			}
+			audit(t, m)
+		})
+	}
+	t.Run("committed behind one that is not", func(t *testing.T) {
+		m := New(Config{})
+		a, b := reserved(t, m, 0, 1), reserved(t, m, 1, 1)
+		done := waitFor(t, m, Batch{ProducerID: 31, BaseSequence: 1, Count: 1})
+		settled(t, b.Commit(1))
+		if isClosed(done) {
+			t.Fatal("closed, and the batch is not visible")
+		}
+		settled(t, a.Commit(0))
+		if !isClosed(done) {
+			t.Fatal("open, and the batch is visible")
+		}
+	})
+}
+
+// reserved reserves a batch of producer 31.
+func reserved(t *testing.T, m *ProducerStateManager, seq, n int32) *Reservation {
+	t.Helper()
+	r, _, err := m.Reserve(Batch{ProducerID: 31, BaseSequence: seq, Count: n})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// waitFor returns what a batch that is in flight must wait for.
+func waitFor(t *testing.T, m *ProducerStateManager, b Batch) <-chan struct{} {
+	t.Helper()
+	_, err := m.CheckBatch(b)
+	var waits *InFlightError
+	if !errors.As(err, &waits) {
+		t.Fatalf("Check of %+v: %v, want an InFlightError", b, err)
+	}
+	return waits.Done()
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+func settled(t *testing.T, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestReserve_4_AbortEndsLater is rule 4: an aborted append takes every later one
+// of its producer along, and what is left is as if none had been reserved.
+func TestReserve_4_AbortEndsLater(t *testing.T) {
+	t.Run("of a known producer", func(t *testing.T) {
+		play(t, `
+			batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #A
+			reserve pid=31 epoch=0 seq=2 n=1 -> OK #B
+			reserve pid=31 epoch=0 seq=3 n=1 -> OK #C
+			reserve pid=32 epoch=0 seq=0 n=1 -> OK #D
+			append-failed #B -> OK
+			in-flight pid=31 -> epoch=0 1..1
+			commit #C base=3 -> REFUSED ABANDONED
+			append-failed #C -> ABANDONED
+			reserve pid=31 epoch=0 seq=3 n=1 -> OUT_OF_ORDER expected=2
+			reserve pid=31 epoch=0 seq=2 n=2 -> OK #E
+			commit #A base=1 -> OK
+			commit #D base=2 -> OK
+			commit #E base=3 -> OK
+			window pid=31 -> epoch=0 0..0@0 1..1@1 2..3@3
+		`)
+	})
+	t.Run("of a producer that is unknown then", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
+			append-failed #A -> OK
+			producers -> 0
+			highest-pid -> -1
+			end -> 0
+			commit #B base=0 -> REFUSED ABANDONED
+			producers -> 0
+			reserve pid=31 epoch=0 seq=1 n=1 -> UNKNOWN_PRODUCER expected=0 current=-1
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #C
+			commit #C base=0 -> OK
+		`)
+	})
+	t.Run("the lane is free for the next", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			append-failed #A -> OK
+			reserve pid=32 epoch=0 seq=0 n=1 -> OK #B
+			append-failed #A -> SETTLED
+			commit #A base=0 -> REFUSED SETTLED
+			in-flight pid=32 -> epoch=0 0..0
+			commit #B base=0 -> OK
+			append-failed #A -> SETTLED
+		`)
+	})
+}
+
+// TestReserve_4_FailedFirst: the first batch of a producer fails after the second
+// was reserved. The second must not slip in as a first one, whatever the policy:
+// the first would be lost without anybody noticing.
+func TestReserve_4_FailedFirst(t *testing.T) {
+	t.Run("AcceptAny", func(t *testing.T) {
+		play(t, `
+			mode=accept
+			reserve pid=31 epoch=0 seq=0 n=5 -> OK #A
+			reserve pid=31 epoch=0 seq=5 n=1 -> OK #B
+			append-failed #A -> OK
+			commit #B base=0 -> REFUSED ABANDONED
+			reserve pid=31 epoch=0 seq=5 n=1 -> OUT_OF_ORDER expected=0 current=-1
+			batch pid=31 epoch=0 seq=5 n=1 -> OUT_OF_ORDER expected=0 current=-1
+			commit pid=31 epoch=0 seq=5 n=1 base=0 -> REFUSED OUT_OF_ORDER expected=0
+			reserve pid=31 epoch=0 seq=0 n=5 -> OK #C
+			reserve pid=31 epoch=0 seq=5 n=1 -> OK #D
+			commit #C base=0 -> OK
+			commit #D base=5 -> OK
+			window pid=31 -> epoch=0 0..4@0 5..5@5
+		`)
+	})
+	t.Run("AcceptAny, from any sequence", func(t *testing.T) {
+		play(t, `
+			mode=accept
+			reserve pid=31 epoch=0 seq=2147483647 n=1 -> OK #A
+			append-failed #A -> OK
+			reserve pid=31 epoch=0 seq=0 n=1 -> OUT_OF_ORDER expected=2147483647 current=-1
+			reserve pid=31 epoch=0 seq=2147483647 n=3 -> OK #B
+			append-failed #B -> OK
+			reserve pid=31 epoch=0 seq=2 n=1 -> OUT_OF_ORDER expected=2147483647 current=-1
+		`)
+	})
+	t.Run("AcceptAny, split on its retry", func(t *testing.T) {
+		play(t, `
+			mode=accept
+			reserve pid=31 epoch=0 seq=7 n=4 -> OK #A
+			append-failed #A -> OK
+			reserve pid=31 epoch=0 seq=9 n=2 -> OUT_OF_ORDER expected=7
+			batch pid=31 epoch=0 seq=7 n=2 -> OK base=0
+			batch pid=31 epoch=0 seq=9 n=2 -> OK base=2
+		`)
+	})
+	t.Run("AcceptAny, given up for a newer epoch", func(t *testing.T) {
+		play(t, `
+			mode=accept
+			reserve pid=31 epoch=0 seq=7 n=4 -> OK #A
+			append-failed #A -> OK
+			batch pid=31 epoch=1 seq=0 n=2 -> OK base=0
+			batch pid=31 epoch=0 seq=7 n=4 -> STALE_EPOCH
+			batch pid=31 epoch=1 seq=2 n=1 -> OK base=2
+		`)
+	})
+	t.Run("AcceptAny, abandoned", func(t *testing.T) {
+		play(t, `
+			mode=accept
+			reserve pid=31 epoch=0 seq=0 n=5 -> OK #A
+			abandon
+			reserve pid=31 epoch=0 seq=5 n=1 -> OUT_OF_ORDER expected=0
+			replay pid=31 epoch=0 seq=0 n=5 base=0
+			batch pid=31 epoch=0 seq=5 n=1 -> OK base=5
+		`)
+	})
+	t.Run("AcceptAny, a log that was created again owes nothing", func(t *testing.T) {
+		play(t, `
+			mode=accept
+			reserve pid=31 epoch=0 seq=0 n=5 -> OK #A
+			append-failed #A -> OK
+			reset
+			batch pid=31 epoch=0 seq=5 n=1 -> OK base=0
+		`)
+	})
+	t.Run("StartAtZero refuses it as it always does", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=0 seq=0 n=5 -> OK #A
+			reserve pid=31 epoch=0 seq=5 n=1 -> OK #B
+			append-failed #A -> OK
+			reserve pid=31 epoch=0 seq=5 n=1 -> UNKNOWN_PRODUCER expected=0
+			batch pid=31 epoch=0 seq=0 n=5 -> OK base=0
+		`)
+	})
+	t.Run("StartAtZeroOnNewLog, on a log that has held records", func(t *testing.T) {
+		play(t, `
+			mode=new-log-strict
+			batch pid=1 epoch=0 seq=0 n=1 -> OK base=0
+			reserve pid=31 epoch=0 seq=3 n=5 -> OK #A
+			reserve pid=31 epoch=0 seq=8 n=1 -> OK #B
+			append-failed #A -> OK
+			reserve pid=31 epoch=0 seq=8 n=1 -> OUT_OF_ORDER expected=3
+			batch pid=31 epoch=0 seq=3 n=5 -> OK base=1
+		`)
+	})
+}
+
+// TestReserve_4_HowLongOwed: a failed first batch is waited for at least as long
+// as a producer is remembered, and at most about twice as long; with a cap on
+// producers, for as many as that at least.
+func TestReserve_4_HowLongOwed(t *testing.T) {
+	t.Run("time", func(t *testing.T) {
+		play(t, `
+			mode=accept
+			ttl=100
+			expire now=1000 -> 0
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			append-failed #A -> OK
+			expire now=1100 -> 0
+			reserve pid=31 epoch=0 seq=1 n=1 -> OUT_OF_ORDER expected=0
+			expire now=1199 -> 0
+			reserve pid=31 epoch=0 seq=1 n=1 -> OUT_OF_ORDER expected=0
+			expire now=1200 -> 0
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
+		`)
+	})
+	t.Run("never", func(t *testing.T) {
+		play(t, `
+			mode=accept
+			ttl=-1
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			append-failed #A -> OK
+			expire now=1000 -> 0
+			expire now=9000000000000 -> 0
+			reserve pid=31 epoch=0 seq=1 n=1 -> OUT_OF_ORDER expected=0
+		`)
+	})
+	t.Run("cap", func(t *testing.T) {
+		play(t, `
+			mode=accept
+			cap=2
+			reserve pid=1 epoch=0 seq=0 n=1 -> OK #A
+			append-failed #A -> OK
+			reserve pid=2 epoch=0 seq=0 n=1 -> OK #B
+			append-failed #B -> OK
+			reserve pid=3 epoch=0 seq=0 n=1 -> OK #C
+			append-failed #C -> OK
+			reserve pid=1 epoch=0 seq=1 n=1 -> OUT_OF_ORDER
+			reserve pid=2 epoch=0 seq=1 n=1 -> OUT_OF_ORDER
+			reserve pid=4 epoch=0 seq=0 n=1 -> OK #D
+			append-failed #D -> OK
+			reserve pid=5 epoch=0 seq=0 n=1 -> OK #E
+			append-failed #E -> OK
+			reserve pid=1 epoch=0 seq=1 n=1 -> OK #F
+			reserve pid=4 epoch=0 seq=1 n=1 -> OUT_OF_ORDER
+			reserve pid=5 epoch=0 seq=1 n=1 -> OUT_OF_ORDER
+		`)
+	})
+}
+
+// TestReserve_5_AnyOrder is rule 5: commits come in any order, offsets in that of
+// the reservations, and a batch is visible once it and all before it are.
+func TestReserve_5_AnyOrder(t *testing.T) {
+	t.Run("reversed", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=0 seq=0 n=2 -> OK #A
+			reserve pid=31 epoch=0 seq=2 n=1 -> OK #B
+			reserve pid=31 epoch=0 seq=3 n=3 -> OK #C
+			commit #C base=9 -> OK
+			end -> 12
+			window pid=31 -> none
+			reserve pid=31 epoch=0 seq=3 n=3 -> IN_FLIGHT waits=0:3..5
+			commit #B base=5 -> OK
+			reserve pid=31 epoch=0 seq=2 n=1 -> IN_FLIGHT waits=0:2..2
+			in-flight pid=31 -> epoch=0 0..1 2..2@5 3..5@9
+			stats -> accepted=0 duplicate=0 out-of-order=0 unknown=0 fenced=0 invalid=0
+			commit #A base=0 -> OK
+			in-flight pid=31 -> none
+			window pid=31 -> epoch=0 0..1@0 2..2@5 3..5@9
+			end -> 12
+			reserve pid=31 epoch=0 seq=3 n=3 -> DUP base=9
+			stats -> accepted=3 duplicate=2 out-of-order=0 unknown=0 fenced=0 invalid=0
+		`)
+	})
+	t.Run("from the middle", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
+			reserve pid=31 epoch=0 seq=2 n=1 -> OK #C
+			reserve pid=31 epoch=0 seq=3 n=1 -> OK #D
+			commit #B base=1 -> OK
+			commit #A base=0 -> OK
+			window pid=31 -> epoch=0 0..0@0 1..1@1
+			in-flight pid=31 -> epoch=0 2..2 3..3
+			commit #D base=3 -> OK
+			commit #C base=2 -> OK
+			window pid=31 -> epoch=0 0..0@0 1..1@1 2..2@2 3..3@3
+		`)
+	})
+}
+
+// TestReserve_5_Offsets: an offset that leaves no room for what was reserved
+// before the batch, or after it, is refused, and the reservation stays open. It
+// makes no difference whether what is before it has become visible meanwhile.
+func TestReserve_5_Offsets(t *testing.T) {
+	t.Run("no room for what is before", func(t *testing.T) {
+		play(t, `
+			commit pid=31 epoch=0 seq=0 n=3 base=4 -> OK
+			reserve pid=31 epoch=0 seq=3 n=2 -> OK #A
+			reserve pid=31 epoch=0 seq=5 n=2 -> OK #B
+			reserve pid=31 epoch=0 seq=7 n=2 -> OK #C
+			commit #C base=10 -> REFUSED OFFSET_ORDER base=10 first=4 current=0
+			in-flight pid=31 -> epoch=0 3..4 5..6 7..8
+			commit #C base=11 -> OK
+			commit #B base=8 -> REFUSED OFFSET_ORDER base=8 first=4
+			commit #B base=9 -> OK
+			commit #A base=6 -> REFUSED OFFSET_ORDER base=6 first=4
+			commit #A base=7 -> OK
+			window pid=31 -> epoch=0 0..2@4 3..4@7 5..6@9 7..8@11
+		`)
+	})
+	t.Run("no room for what is behind", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=0 seq=0 n=2 -> OK #A
+			reserve pid=31 epoch=0 seq=2 n=3 -> OK #B
+			reserve pid=31 epoch=0 seq=5 n=1 -> OK #C
+			commit #C base=20 -> OK
+			commit #A base=16 -> REFUSED OFFSET_ORDER base=16 first=-1
+			commit #B base=18 -> REFUSED OFFSET_ORDER base=18 first=-1
+			commit #A base=15 -> OK
+			commit #B base=16 -> REFUSED OFFSET_ORDER base=16 first=15
+			commit #B base=17 -> OK
+			window pid=31 -> epoch=0 0..1@15 2..4@17 5..5@20
+		`)
+	})
+	t.Run("visible or not, what is before takes its room", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=0 seq=0 n=5 -> OK #A
+			reserve pid=31 epoch=0 seq=5 n=1 -> OK #B
+			commit #A base=0 -> OK
+			commit #B base=4 -> REFUSED OFFSET_ORDER base=4 first=0
+			commit #B base=5 -> OK
+		`)
+	})
+	t.Run("no offset at all", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=0 seq=0 n=2 -> OK #A
+			commit #A base=-1 -> REFUSED OFFSET_ORDER base=-1
+			commit #A base=-9223372036854775808 -> REFUSED OFFSET_ORDER
+			commit #A base=9223372036854775806 -> REFUSED OFFSET_ORDER
+			commit #A base=9223372036854775805 -> OK
+		`)
+	})
+	t.Run("no offset left for what is before", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
+			reserve pid=31 epoch=0 seq=2 n=1 -> OK #C
+			commit #A base=9223372036854775806 -> OK
+			commit #C base=5 -> REFUSED OFFSET_ORDER base=5
+			commit #C base=9223372036854775806 -> REFUSED OFFSET_ORDER
+		`)
+	})
+	t.Run("no offset left for what is behind", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
+			reserve pid=31 epoch=0 seq=2 n=1 -> OK #C
+			commit #C base=100 -> OK
+			commit #A base=9223372036854775806 -> REFUSED OFFSET_ORDER
+			commit #A base=98 -> OK
+		`)
+	})
+}
+
+// TestReserve_5_Hole: the abort of an append in front of one that is already in
+// the log says so, with the offset from which on the log must be cut off, and
+// what was committed behind it is not remembered.
+func TestReserve_5_Hole(t *testing.T) {
+	t.Run("cut off", func(t *testing.T) {
+		play(t, `
+			batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
+			batch pid=40 epoch=0 seq=0 n=1 -> OK base=1
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #A
+			reserve pid=31 epoch=0 seq=2 n=1 -> OK #B
+			reserve pid=31 epoch=0 seq=3 n=1 -> OK #C
+			commit #C base=5 -> OK
+			commit #B base=4 -> OK
+			append-failed #A -> HOLE expected=-1 current=-1 base=-1 first=4
+			append-failed #A -> SETTLED
+			commit #B base=4 -> REFUSED SETTLED
+			window pid=31 -> epoch=0 0..0@0
+			in-flight pid=31 -> none
+			end -> 6
+			snapshot-end -> 4
+			truncate to=4 -> exact
+			snapshot-end -> 4
+			batch pid=31 epoch=0 seq=2 n=1 -> OUT_OF_ORDER expected=1
+			batch pid=31 epoch=0 seq=1 n=1 -> OK base=4
+		`)
+	})
+	t.Run("with one between, of which nobody knows", func(t *testing.T) {
+		play(t, `
+			batch pid=40 epoch=0 seq=0 n=3 -> OK base=0
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
+			reserve pid=31 epoch=0 seq=2 n=1 -> OK #C
+			commit #C base=9 -> OK
+			append-failed #A -> HOLE first=9
+			commit #B base=8 -> REFUSED ABANDONED
+			snapshot-end -> 3
+			truncate to=9 -> inexact
+		`)
+	})
+	t.Run("found again by a replay", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
+			commit #B base=1 -> OK
+			append-failed #A -> HOLE first=1
+			snapshot-end -> 1
+			replay pid=31 epoch=0 seq=1 n=1 base=1
+			snapshot-end -> 2
+			batch pid=31 epoch=0 seq=2 n=1 -> OK base=2
+		`)
+	})
+}
+
+// TestReserve_6_Late is rule 6: a call too many or too late does no harm and
+// returns an error. (That nothing changes is the player's to see.)
+func TestReserve_6_Late(t *testing.T) {
+	t.Run("settled by its own handle", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
+			reserve pid=31 epoch=0 seq=2 n=1 -> OK #C
+			commit #B base=1 -> OK
+			commit #B base=1 -> REFUSED SETTLED
+			append-failed #B -> SETTLED
+			commit #A base=0 -> OK
+			commit #A base=0 -> REFUSED SETTLED
+			append-failed #A -> SETTLED
+			append-failed #C -> OK
+			append-failed #C -> SETTLED
+			commit #C base=2 -> REFUSED SETTLED
+		`)
+	})
+	for name, end := range map[string]string{
+		"abandon":       "abandon",
+		"reset":         "reset",
+		"truncate":      "truncate to=0 -> exact",
+		"replay":        "replay pid=31 epoch=0 seq=0 n=1 base=0",
+		"replay-marker": "replay-marker pid=31 epoch=0 coord=1 abort base=0",
+	} {
+		t.Run(name, func(t *testing.T) {
+			play(t, `
+				reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+				reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
+				`+end+`
+				in-flight pid=31 -> none
+				commit #B base=1 -> REFUSED ABANDONED
+				append-failed #B -> ABANDONED
+				commit #A base=0 -> REFUSED ABANDONED
+				append-failed #A -> ABANDONED
+				commit #A base=0 -> REFUSED ABANDONED
+			`)
+		})
+	}
+	t.Run("when the place has been taken", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			abandon
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #B
+			commit #A base=0 -> REFUSED ABANDONED
+			append-failed #A -> ABANDONED
+			in-flight pid=31 -> epoch=0 0..0
+			commit #B base=0 -> OK
+			append-failed #A -> ABANDONED
+		`)
+	})
+}
+
+// TestReserve_7_CheckSees is rule 7: Check and Commit see what is in flight. A
+// plain Commit of a producer with reservations is refused, whatever Check says:
+// two ways of appending at once have no order.
+func TestReserve_7_CheckSees(t *testing.T) {
+	play(t, `
+		batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
+		reserve pid=31 epoch=0 seq=1 n=2 -> OK #A
+		check pid=31 epoch=0 seq=1 n=2 -> IN_FLIGHT waits=0:1..2
+		check pid=31 epoch=0 seq=0 n=1 -> DUP base=0
+		check pid=31 epoch=0 seq=3 n=1 -> OK #B
+		check pid=31 epoch=0 seq=4 n=1 -> OUT_OF_ORDER expected=3
+		check pid=31 epoch=1 seq=0 n=1 -> IN_FLIGHT waits=0:1..2
+		batch pid=31 epoch=0 seq=3 n=1 -> IN_FLIGHT waits=0:1..2
+		commit #B base=3 -> REFUSED IN_FLIGHT waits=0:1..2
+		commit pid=31 epoch=0 seq=1 n=2 base=1 -> REFUSED IN_FLIGHT waits=0:1..2
+		commit pid=31 epoch=0 seq=0 n=1 base=1 -> REFUSED DUPLICATE_SEQUENCE first=0
+		commit pid=31 epoch=1 seq=0 n=1 base=1 -> REFUSED IN_FLIGHT
+		batch pid=32 epoch=0 seq=0 n=1 -> OK base=1
+		commit #A base=2 -> OK
+		batch pid=31 epoch=0 seq=3 n=1 -> OK base=4
+	`)
+	t.Run("of an unknown producer", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=0 seq=0 n=2 -> OK #A
+			batch pid=31 epoch=0 seq=2 n=1 -> IN_FLIGHT waits=0:0..1
+			commit pid=31 epoch=0 seq=0 n=2 base=0 -> REFUSED IN_FLIGHT
+			producers -> 0
+			append-failed #A -> OK
+			batch pid=31 epoch=0 seq=0 n=2 -> OK base=0
+		`)
+	})
+}
+
+// TestReserve_8_Protected is rule 8: a producer with something in flight is
+// neither expired nor evicted. Its turn comes when its last append has settled.
+func TestReserve_8_Protected(t *testing.T) {
+	t.Run("expired only afterwards", func(t *testing.T) {
+		play(t, `
+			ttl=100
+			batch pid=31 epoch=0 seq=0 n=1 t=0 -> OK base=0
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #A
+			expire now=1000 -> 0
+			reserve pid=31 epoch=0 seq=0 n=1 -> DUP base=0
+			append-failed #A -> OK
+			activity pid=31 -> 0
+			expire now=1000 -> 1
+			producers -> 0
+		`)
+	})
+	t.Run("a commit is activity, also of one that was parked", func(t *testing.T) {
+		play(t, `
+			ttl=100
+			batch pid=31 epoch=0 seq=0 n=1 t=0 -> OK base=0
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #A
+			expire now=1000 -> 0
+			commit #A base=1 -> OK
+			expire now=1050 -> 0
+			activity pid=31 -> 1050
+			expire now=1149 -> 0
+			expire now=1150 -> 1
+		`)
+	})
+	t.Run("one still in flight protects all", func(t *testing.T) {
+		play(t, `
+			ttl=100
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
+			reserve pid=31 epoch=0 seq=2 n=1 -> OK #C
+			commit #A base=0 -> OK
+			expire now=0 -> 0
+			expire now=1000 -> 0
+			append-failed #C -> OK
+			expire now=2000 -> 0
+			append-failed #B -> OK
+			expire now=2000 -> 1
+		`)
+	})
+	t.Run("put back among the idle where it was", func(t *testing.T) {
+		play(t, `
+			ttl=100
+			batch pid=1 epoch=0 seq=0 n=1 t=0 -> OK base=0
+			batch pid=2 epoch=0 seq=0 n=1 t=10 -> OK base=1
+			batch pid=3 epoch=0 seq=0 n=1 t=20 -> OK base=2
+			reserve pid=1 epoch=0 seq=1 n=1 -> OK #A
+			reserve pid=2 epoch=0 seq=1 n=1 -> OK #B
+			expire now=115 -> 0
+			append-failed #B -> OK
+			append-failed #A -> OK
+			expire now=115 -> 2
+			window pid=3 -> epoch=0 0..0@2
+			expire now=120 -> 1
+		`)
+	})
+	t.Run("evicted only afterwards, in the order of commits", func(t *testing.T) {
+		play(t, `
+			cap=3
+			batch pid=1 epoch=0 seq=0 n=1 -> OK base=0
+			batch pid=2 epoch=0 seq=0 n=1 -> OK base=1
+			batch pid=3 epoch=0 seq=0 n=1 -> OK base=2
+			reserve pid=1 epoch=0 seq=1 n=1 -> OK #A
+			reserve pid=2 epoch=0 seq=1 n=1 -> OK #B
+			batch pid=4 epoch=0 seq=0 n=1 -> OK base=3
+			window pid=3 -> none
+			append-failed #B -> OK
+			append-failed #A -> OK
+			batch pid=5 epoch=0 seq=0 n=1 -> OK base=4
+			window pid=1 -> none
+			window pid=2 -> epoch=0 0..0@1
+			batch pid=6 epoch=0 seq=0 n=1 -> OK base=5
+			window pid=2 -> none
+			window pid=4 -> epoch=0 0..0@3
+		`)
+	})
+	t.Run("where all are in flight, the cap is exceeded", func(t *testing.T) {
+		play(t, `
+			cap=1
+			batch pid=1 epoch=0 seq=0 n=1 -> OK base=0
+			reserve pid=1 epoch=0 seq=1 n=1 -> OK #A
+			reserve pid=2 epoch=0 seq=0 n=1 -> OK #B
+			reserve pid=3 epoch=0 seq=0 n=1 -> OK #C
+			commit #B base=1 -> OK
+			producers -> 2
+			commit #C base=2 -> OK
+			producers -> 2
+			window pid=2 -> none
+			commit #A base=3 -> OK
+			batch pid=4 epoch=0 seq=0 n=1 -> OK base=4
+			producers -> 1
+		`)
+	})
+	t.Run("newcomers are not counted until they are remembered", func(t *testing.T) {
+		play(t, `
+			cap=1
+			batch pid=1 epoch=0 seq=0 n=1 -> OK base=0
+			reserve pid=2 epoch=0 seq=0 n=1 -> OK #A
+			producers -> 1
+			window pid=1 -> epoch=0 0..0@0
+			commit #A base=1 -> OK
+			producers -> 1
+			window pid=1 -> none
+		`)
+	})
+}
+
+// TestReserve_8_SnapshotEnd: a snapshot holds committed batches only, and it ends
+// so low that a replay from there meets every batch that was in flight. No batch
+// lies below the end offset of the moment in which it was reserved.
+func TestReserve_8_SnapshotEnd(t *testing.T) {
+	t.Run("the oldest in flight", func(t *testing.T) {
+		play(t, `
+			batch pid=31 epoch=0 seq=0 n=2 -> OK base=0
+			snapshot-end -> 2
+			reserve pid=31 epoch=0 seq=2 n=1 -> OK #A
+			commit pid=32 epoch=0 seq=0 n=1 base=3 -> OK
+			reserve pid=31 epoch=0 seq=3 n=1 -> OK #B
+			reserve pid=33 epoch=0 seq=0 n=1 -> OK #C
+			snapshot-end -> 2
+			commit #A base=2 -> OK
+			snapshot-end -> 4
+			commit #C base=5 -> OK
+			snapshot-end -> 4
+			commit #B base=4 -> OK
+			snapshot-end -> 6
+		`)
+	})
+	t.Run("committed behind one that is not", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
+			commit #B base=1 -> OK
+			end -> 2
+			snapshot-end -> 0
+			append-failed #A -> HOLE
+			snapshot-end -> 1
+		`)
+	})
+	t.Run("an abort is known not to be in the log", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			commit pid=32 epoch=0 seq=0 n=1 base=1 -> OK
+			append-failed #A -> OK
+			snapshot-end -> 2
+		`)
+	})
+	t.Run("abandoned, until the log has been read again", func(t *testing.T) {
+		play(t, `
+			batch pid=32 epoch=0 seq=0 n=1 -> OK base=0
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			commit pid=32 epoch=0 seq=1 n=1 base=2 -> OK
+			abandon
+			snapshot-end -> 1
+			batch pid=32 epoch=0 seq=2 n=1 -> OK base=3
+			snapshot-end -> 1
+			replay pid=32 epoch=0 seq=1 n=1 base=2
+			snapshot-end -> 1
+			replay pid=31 epoch=0 seq=0 n=1 base=1
+			snapshot-end -> 2
+			replay pid=32 epoch=0 seq=1 n=1 base=2
+			snapshot-end -> 3
+			replay pid=32 epoch=0 seq=2 n=1 base=3
+			snapshot-end -> 4
+		`)
+	})
+	t.Run("abandoned, and read again from a log with gaps", func(t *testing.T) {
+		play(t, `
+			batch pid=32 epoch=0 seq=0 n=1 -> OK base=0
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			commit pid=32 epoch=0 seq=1 n=1 base=7 -> OK
+			abandon
+			replay pid=32 epoch=0 seq=1 n=1 base=7
+			snapshot-end -> 1
+			replay pid=32 epoch=0 seq=0 n=1 base=0
+			snapshot-end -> 1
+			replay pid=31 epoch=0 seq=0 n=1 base=4
+			snapshot-end -> 5
+			replay pid=32 epoch=0 seq=1 n=1 base=7
+			snapshot-end -> 8
+		`)
+	})
+	t.Run("abandoned, and cut off", func(t *testing.T) {
+		play(t, `
+			batch pid=32 epoch=0 seq=0 n=1 -> OK base=0
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			commit pid=32 epoch=0 seq=1 n=1 base=2 -> OK
+			abandon
+			truncate to=1 -> exact
+			snapshot-end -> 1
+			batch pid=32 epoch=0 seq=1 n=1 -> OK base=1
+			snapshot-end -> 2
+		`)
+	})
+	t.Run("abandoned, and cut off too high", func(t *testing.T) {
+		play(t, `
+			batch pid=32 epoch=0 seq=0 n=1 -> OK base=0
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			commit pid=32 epoch=0 seq=1 n=1 base=2 -> OK
+			batch pid=32 epoch=0 seq=2 n=1 -> OK base=3
+			truncate to=3 -> inexact
+		`)
+	})
+	t.Run("a replay that ends a reservation has read what it doubts", func(t *testing.T) {
+		play(t, `
+			batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #A
+			replay pid=31 epoch=0 seq=1 n=1 base=1
+			snapshot-end -> 2
+			reserve pid=31 epoch=0 seq=2 n=1 -> OK #B
+			replay-marker pid=31 epoch=0 coord=1 abort base=2
+			snapshot-end -> 3
+			reserve pid=31 epoch=0 seq=2 n=1 -> OK #C
+			replay pid=31 epoch=0 seq=2 n=1 base=4
+			snapshot-end -> 3
+		`)
+	})
+	t.Run("without a producer id", func(t *testing.T) {
+		play(t, `
+			reserve pid=-1 epoch=-1 seq=-1 n=3 -> OK #A
+			commit pid=31 epoch=0 seq=0 n=1 base=3 -> OK
+			snapshot-end -> 0
+			commit #A base=0 -> OK
+			snapshot-end -> 4
+		`)
+	})
+}
+
+// TestReserve_NoProducerID: a batch without a producer id has a reservation too,
+// and is in nobody's way.
+func TestReserve_NoProducerID(t *testing.T) {
+	play(t, `
+		reserve pid=-1 epoch=-1 seq=-1 n=3 -> OK #A
+		reserve pid=-1 epoch=-1 seq=-1 n=3 -> OK #B
+		reserve pid=-1 epoch=0 seq=0 n=0 -> OK #C
+		batch pid=-1 epoch=-1 seq=-1 n=1 -> OK base=0
+		commit #B base=9 -> OK
+		end -> 12
+		append-failed #A -> OK
+		reserve pid=-1 epoch=-1 seq=-1 n=3 -> OK #D
+		commit #D base=-1 -> REFUSED OFFSET_ORDER base=-1
+		commit #D base=3 -> OK
+		commit #D base=3 -> REFUSED SETTLED
+		end -> 12
+		abandon
+		commit #C base=20 -> REFUSED ABANDONED
+		producers -> 0
+		stats -> accepted=3 duplicate=0 out-of-order=1 unknown=0 fenced=0 invalid=0
+	`)
+}
+
+// TestReserve_Transactional: the first transactional batch that lands opens the
+// transaction, at its own offset, and none that fails does.
+func TestReserve_Transactional(t *testing.T) {
+	play(t, `
+		reserve pid=31 epoch=0 seq=0 n=1 txn -> OK #A
+		reserve pid=31 epoch=0 seq=1 n=1 txn -> OK #B
+		commit #B base=5 -> OK
+		txn pid=31 -> none coord=none
+		commit #A base=3 -> OK
+		txn pid=31 -> open@3 coord=none
+		replay-marker pid=31 epoch=0 coord=7 commit base=6
+		reserve pid=31 epoch=0 seq=2 n=1 txn -> OK #C
+		append-failed #C -> OK
+		txn pid=31 -> none coord=7
+		reserve pid=31 epoch=0 seq=2 n=1 -> OK #D
+		commit #D base=7 -> OK
+		txn pid=31 -> none coord=7
+	`)
+}
+
+// TestReserve_Replay: a replay ends what its own producer has in flight, and
+// nothing else. One that is skipped ends nothing.
+func TestReserve_Replay(t *testing.T) {
+	play(t, `
+		batch pid=31 epoch=1 seq=0 n=1 -> OK base=0
+		batch pid=32 epoch=0 seq=0 n=1 -> OK base=1
+		reserve pid=31 epoch=1 seq=1 n=1 -> OK #A
+		reserve pid=32 epoch=0 seq=1 n=1 -> OK #B
+		replay pid=31 epoch=1 seq=0 n=1 base=0
+		replay pid=31 epoch=0 seq=9 n=1 base=5
+		replay pid=-1 epoch=-1 seq=-1 n=1 base=6
+		replay pid=33 epoch=0 seq=0 n=1 base=7
+		in-flight pid=31 -> epoch=1 1..1
+		in-flight pid=32 -> epoch=0 1..1
+		replay pid=32 epoch=0 seq=1 n=3 base=8
+		in-flight pid=31 -> epoch=1 1..1
+		in-flight pid=32 -> none
+		commit #B base=8 -> REFUSED ABANDONED
+		commit #A base=11 -> OK
+		window pid=32 -> epoch=0 0..0@1 1..3@8
+	`)
+}
+
+// TestReserve_AsBatchAfterAbandon: what was abandoned may be reserved or checked
+// again at once, as if it had never been.
+func TestReserve_AsBatchAfterAbandon(t *testing.T) {
+	play(t, `
+		batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
+		reserve pid=31 epoch=0 seq=1 n=1 -> OK #A
+		reserve pid=32 epoch=0 seq=0 n=1 -> OK #B
+		reserve pid=-1 epoch=-1 seq=-1 n=1 -> OK #C
+		abandon
+		abandon
+		in-flight pid=31 -> none
+		in-flight pid=32 -> none
+		batch pid=31 epoch=0 seq=1 n=1 -> OK base=1
+		batch pid=32 epoch=0 seq=0 n=1 -> OK base=2
+	`)
+}
+
+// TestReserve_StateSaysInFlight: what is in flight can be looked at.
+func TestReserve_StateSaysInFlight(t *testing.T) {
 	m := New(Config{})
-	b := func(seq, n int32) Batch { return Batch{ProducerID: 31, BaseSequence: seq, Count: n} }
-	a, _, err := m.Reserve(b(0, 1))
-	if err != nil {
-		t.Fatal(err)
+	settled(t, m.Commit(31, 0, 0, 1, 0))
+	settled(t, m.Commit(32, 0, 0, 1, 1))
+	a, b := reserved(t, m, 1, 1), reserved(t, m, 2, 1)
+	settled(t, b.Commit(3))
+	want := map[int64]int{31: 2, 32: 0}
+	for p := range m.Producers() {
+		if p.InFlight != want[p.ProducerID] {
+			t.Errorf("producer %d has %d in flight, want %d", p.ProducerID, p.InFlight, want[p.ProducerID])
+		}
 	}
-	if _, _, err := m.Reserve(b(0, 1)); !errors.Is(err, ErrInFlight) {
-		t.Fatalf("copy of a reserved batch: %v", err)
+	if p, _ := m.Producer(31); p.InFlight != 2 {
+		t.Errorf("producer 31 has %d in flight, want 2", p.InFlight)
 	}
-	c, _, err := m.Reserve(b(1, 2))
-	if err != nil {
-		t.Fatal(err)
+	settled(t, a.Commit(2))
+	if p, _ := m.Producer(31); p.InFlight != 0 {
+		t.Errorf("producer 31 has %d in flight after all landed", p.InFlight)
 	}
-	if err := c.Commit(0); !errors.Is(err, ErrOffsetOrder) {
-		t.Fatalf("no room for the first: %v", err)
+}
+
+// TestReserve_Errors: what each refusal says, and its code.
+func TestReserve_Errors(t *testing.T) {
+	m := New(Config{})
+	a, b := reserved(t, m, 0, 3), reserved(t, m, 3, 1)
+	copied := Batch{ProducerID: 31, BaseSequence: 0, Count: 3}
+	_, _, inFlight := m.Reserve(copied)
+	ctx, cancel := context.WithCancelCause(context.Background())
+	why := errors.New("the client has gone")
+	cancel(why)
+	_, _, cancelled := m.ReserveWait(ctx, copied)
+	tooLow := b.Commit(2)
+	settled(t, b.Commit(5))
+	hole := a.Abort()
+	twice := a.Abort()
+	c := reserved(t, m, 0, 3)
+	m.AbandonReservations()
+	abandoned := c.Commit(9)
+	for _, c := range []struct {
+		err  error
+		is   error
+		code int16
+		text string
+	}{
+		{inFlight, ErrInFlight, 7,
+			"idempotence: append in flight: producer 31 epoch 0 sequence 0 count 3: waits for epoch 0 sequences 0 to 2"},
+		{cancelled, why, 7,
+			"idempotence: append in flight: producer 31 epoch 0 sequence 0 count 3: waits for epoch 0 sequences 0 to 2: the client has gone"},
+		{cancelled, ErrInFlight, 7, ""},
+		{tooLow, ErrOffsetOrder, 56,
+			"idempotence: offset out of order: producer 31 epoch 0 sequence 3 count 1: base offset 2, newest remembered -1"},
+		{hole, ErrHole, 56,
+			"idempotence: aborted append leaves a hole in the log: producer 31 epoch 0 sequence 0 count 3: a later batch is in the log at offset 5"},
+		{twice, ErrSettled, -1, "idempotence: reservation already settled"},
+		{abandoned, ErrAbandoned, 6, "idempotence: reservation abandoned"},
+	} {
+		if !errors.Is(c.err, c.is) {
+			t.Errorf("%v is not %v", c.err, c.is)
+			continue
+		}
+		if code := KafkaErrorCode(c.err); code != c.code {
+			t.Errorf("%v has code %d, want %d", c.err, code, c.code)
+		}
+		if c.text != "" && c.err.Error() != c.text {
+			t.Errorf("got  %s\nwant %s", c.err, c.text)
+		}
 	}
-	if err := c.Commit(1); err != nil {
-		t.Fatal(err)
+	var e *InFlightError
+	if !errors.As(cancelled, &e) || e.Batch != copied || e.LastSequence != 2 {
+		t.Errorf("the facts are not in %#v", cancelled)
 	}
-	if _, err := m.Check(31, 0, 1, 2); !errors.Is(err, ErrInFlight) {
-		t.Fatalf("held: %v", err)
+	if s := m.Stats(); s.InFlight != 2 {
+		t.Errorf("InFlight is counted %d times, want 2", s.InFlight)
 	}
-	if err := a.Commit(0); err != nil {
-		t.Fatal(err)
+}
+
+// TestReserve_TimeOfOwedWithoutExpire: without any call of Expire a manager never
+// forgets what is owed.
+func TestReserve_OwedAcrossFarTime(t *testing.T) {
+	m := New(Config{UnknownProducer: AcceptAny})
+	settled(t, reserved(t, m, 0, 1).Abort())
+	m.Expire(time.Unix(math.MaxInt32, 0))
+	if _, err := m.Check(31, 0, 1, 1); !errors.Is(err, ErrOutOfOrderSequence) {
+		t.Errorf("after the first Expire: %v", err)
 	}
-	if res, err := m.Check(31, 0, 1, 2); err != nil || res.Verdict != Duplicate || res.BaseOffset != 1 {
-		t.Fatal(res, err)
-	}
-	if err := a.Commit(0); !errors.Is(err, ErrSettled) {
-		t.Fatal(err)
+	m.Expire(time.Unix(math.MaxInt32, 0).Add(2 * DefaultExpiration))
+	if res, err := m.Check(31, 0, 1, 1); err != nil {
+		t.Errorf("two days later: %+v, %v", res, err)
 	}
 }

@@ -1,9 +1,6 @@
 package idempotence
 
-import (
-	"cmp"
-	"slices"
-)
+import "slices"
 
 // This file is the table: the memory in which producers live. It knows where a
 // producer is, not what its fields mean.
@@ -149,6 +146,76 @@ func (t *table) insert(pid int64) *producer {
 	return t.last
 }
 
+// add adds a row that the index does not know yet, and returns it zero. It
+// requires a call of indexAll before anything is looked up.
+func (t *table) add() *producer {
+	row := t.rows
+	if row%pageRows == 0 {
+		t.pages = append(t.pages, t.newPage(row))
+	}
+	last := &t.pages[row>>pageShift]
+	last.producers = append(last.producers, producer{})
+	t.rows++
+	return &last.producers[row%pageRows]
+}
+
+// indexAll makes the index of a table that was built with add. It stops at a
+// producer that is there twice, and returns it.
+func (t *table) indexAll() (twice *producer) {
+	t.index.reserve(int(t.rows))
+	for _, h := range t.hashes() {
+		if t.twin(h) {
+			return t.at(h.row)
+		}
+		t.index.put(h.hash, h.row, t.hashOf)
+	}
+	return nil
+}
+
+// hashed is a row and the hash of its producer id.
+type hashed struct {
+	hash uint64
+	row  uint32
+}
+
+// hashes returns all rows, in the order of the first byte of their hashes.
+// Entries that are put in that order go to a few buckets for a while, and then to
+// the next few; in another order, each would wait for memory.
+func (t *table) hashes() []hashed {
+	var place [1 << 8]uint32
+	for row := range t.rows {
+		place[t.hashOf(row)>>56]++
+	}
+	sum := uint32(0)
+	for first, n := range place {
+		place[first] = sum
+		sum += n
+	}
+	sorted := make([]hashed, t.rows)
+	for row := range t.rows {
+		h := hashed{t.hashOf(row), row}
+		sorted[place[h.hash>>56]] = h
+		place[h.hash>>56]++
+	}
+	return sorted
+}
+
+// twin reports whether the index has another row with the same producer.
+func (t *table) twin(h hashed) bool {
+	b := t.index.bucket(h.hash)
+	for i := b.home(h.hash); ; i = b.after(i) {
+		g := &b.groups[i]
+		for found := g.matches(tagOf(h.hash)); found != 0; found &= found - 1 {
+			if t.at(g.rows[lowest(found)]).id == t.at(h.row).id {
+				return true
+			}
+		}
+		if g.free() != 0 {
+			return false
+		}
+	}
+}
+
 // newPage makes the page for a row. The first one starts empty and grows, since
 // most partitions know few producers and a broker has thousands of partitions.
 func (t *table) newPage(row uint32) page {
@@ -203,10 +270,9 @@ func (f *frozen) at(row uint32) *producer {
 
 // byID returns the rows in the order of their producers' ids.
 func (f *frozen) byID() []uint32 {
-	order := make([]uint32, f.rows)
-	for i := range order {
-		order[i] = uint32(i)
+	ranks := make([]ranked, f.rows)
+	for row := range f.rows {
+		ranks[row] = ranked{key: uint64(f.at(row).id), row: row}
 	}
-	slices.SortFunc(order, func(a, b uint32) int { return cmp.Compare(f.at(a).id, f.at(b).id) })
-	return order
+	return f.inOrder(ranks)
 }

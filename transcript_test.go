@@ -22,6 +22,11 @@ import (
 //	check pid=31 epoch=0 seq=3 n=1 -> OK #A           Check, and an append begins
 //	commit #A base=3 -> OK                            it landed at 3
 //	append-failed #A                                  it did not land
+//	reserve pid=31 epoch=0 seq=3 n=1 -> OK #A         the same two lines settle it
+//	reserve pid=31 epoch=0 seq=3 n=1 -> IN_FLIGHT waits=0:3..3
+//	abandon                                           leadership is lost
+//	in-flight pid=31 -> epoch=0 3..3 4..4@4           reserved; @ where committed
+//	snapshot-end -> 3                                 where a snapshot would end
 //	commit pid=31 epoch=0 seq=3 n=1 base=3 -> OK      Commit without a Check
 //	advance to=9                                      records of nobody in particular
 //	replay pid=31 epoch=0 seq=4 n=1 base=9            read from the log or a leader
@@ -42,7 +47,8 @@ import (
 //
 // The answers are OK, DUP, OUT_OF_ORDER, UNKNOWN_PRODUCER, STALE_EPOCH (fenced)
 // and INVALID, and REFUSED with the reason after it for a Commit. The facts of a
-// refusal (expected=, current=, first=) are compared where a line states them.
+// refusal (expected=, current=, first=, and the epoch and sequences that an
+// IN_FLIGHT waits for) are compared where a line states them.
 // Settings come first, one a line: mode=strict (the default), mode=accept and
 // mode=new-log-strict are the policies for unknown producers, ttl= is the idle
 // limit in milliseconds, and cap= the most producers.
@@ -63,9 +69,11 @@ type transcript struct {
 	held map[string]inFlight
 }
 
-// inFlight is an append that has passed Check and has not ended.
+// inFlight is an append that has passed Check or Reserve. One that has a
+// reservation can be ended more than once, to see what comes of it.
 type inFlight struct {
-	batch Batch
+	batch       Batch
+	reservation *Reservation // nil after Check
 }
 
 // step is one line.
@@ -92,8 +100,10 @@ func init() {
 	verbs = map[string]verb{
 		"batch":         {play: (*transcript).batch},
 		"check":         {play: (*transcript).check},
+		"reserve":       {play: (*transcript).reserve},
 		"commit":        {play: (*transcript).commit},
 		"append-failed": {play: (*transcript).appendFailed},
+		"abandon":       {play: (*transcript).abandon, changes: true},
 		"advance":       {play: (*transcript).advance, changes: true},
 		"replay":        {play: (*transcript).replay},
 		"replay-marker": {play: (*transcript).replayMarker},
@@ -105,6 +115,8 @@ func init() {
 		"window":        {play: (*transcript).window, whole: true},
 		"activity":      {play: (*transcript).activity, whole: true},
 		"txn":           {play: (*transcript).txn, whole: true},
+		"in-flight":     {play: (*transcript).inFlight, whole: true},
+		"snapshot-end":  {play: (*transcript).snapshotEnd, whole: true},
 		"end":           {play: (*transcript).end, whole: true},
 		"producers":     {play: (*transcript).producers, whole: true},
 		"highest-pid":   {play: (*transcript).highestPID, whole: true},
@@ -185,7 +197,7 @@ func (tr *transcript) line(line string) error {
 	if s.args["t"] != "" {
 		defer tr.part.expire(tr.number(s, "t"))
 	}
-	if v.changes || (strings.HasPrefix(got, "OK") && s.verb != "check") {
+	if v.changes || strings.HasPrefix(got, "HOLE") || (strings.HasPrefix(got, "OK") && s.verb != "check") {
 		return nil
 	}
 	if diff := cmp.Diff(before, stateOf(tr.part.m)); diff != "" {
@@ -267,7 +279,9 @@ func (tr *transcript) take(s step) inFlight {
 	if !ok {
 		tr.t.Fatalf("%s: nothing in flight under %q", s.verb, name)
 	}
-	delete(tr.held, name)
+	if f.reservation == nil {
+		delete(tr.held, name)
+	}
 	return f
 }
 
@@ -285,14 +299,33 @@ func (tr *transcript) check(s step) string {
 	return tr.answer(res, err)
 }
 
-func (tr *transcript) commit(s step) string {
-	var b Batch
-	if handle(s.words) != "" {
-		b = tr.take(s).batch
-	} else {
-		b = tr.batchOf(s)
+// reserve also asks Check, which must give the same answer.
+func (tr *transcript) reserve(s step) string {
+	b := tr.batchOf(s)
+	checked, checkErr := tr.part.check(b)
+	r, res, err := tr.part.m.Reserve(b)
+	if want, got := tr.answer(checked, checkErr), tr.answer(res, err); want != got {
+		tr.t.Fatalf("Check answers %s, and Reserve %s", want, got)
 	}
-	return outcome(tr.part.commit(b, tr.number(s, "base")))
+	if (r != nil) != (res.Verdict == Append) {
+		tr.t.Fatalf("%+v comes with the reservation %v", res, r)
+	}
+	if name := handle(s.want); r != nil && name != "" {
+		tr.held[name] = inFlight{batch: b, reservation: r}
+	}
+	return tr.answer(res, err)
+}
+
+func (tr *transcript) commit(s step) string {
+	base := tr.number(s, "base")
+	if handle(s.words) == "" {
+		return outcome(tr.part.commit(tr.batchOf(s), base))
+	}
+	f := tr.take(s)
+	if f.reservation == nil {
+		return outcome(tr.part.commit(f.batch, base))
+	}
+	return outcome(tr.part.settle(f.reservation, f.batch, base))
 }
 
 func outcome(err error) string {
@@ -305,8 +338,43 @@ func outcome(err error) string {
 // appendFailed ends an append that left nothing in the log. Between Check and
 // Commit nothing was remembered of it, so there is nothing to undo.
 func (tr *transcript) appendFailed(s step) string {
-	tr.take(s)
+	f := tr.take(s)
+	if f.reservation == nil {
+		return ""
+	}
+	if err := f.reservation.Abort(); err != nil {
+		return refusal(err)
+	}
+	return "OK"
+}
+
+func (tr *transcript) abandon(step) string {
+	tr.part.m.AbandonReservations()
 	return ""
+}
+
+// inFlight writes down what a producer has reserved, and holds what it says of
+// that in public against it.
+func (tr *transcript) inFlight(s step) string {
+	pid := tr.number(s, "pid")
+	words := []string{"none"}
+	count := 0
+	for _, l := range stateOf(tr.part.m).InFlight {
+		if l.ProducerID == pid {
+			words = append([]string{fmt.Sprintf("epoch=%d", l.Epoch)}, l.words()...)
+			count = len(l.Batches)
+		}
+	}
+	if p, ok := tr.part.m.Producer(pid); ok && p.InFlight != count {
+		tr.t.Fatalf("producer %d has %d batches in flight, and says %d", pid, count, p.InFlight)
+	}
+	return strings.Join(words, " ")
+}
+
+func (tr *transcript) snapshotEnd(step) string {
+	tr.part.m.mu.Lock()
+	defer tr.part.m.mu.Unlock()
+	return fmt.Sprint(tr.part.m.snapshotEnd())
 }
 
 func (tr *transcript) advance(s step) string {
@@ -432,6 +500,13 @@ func (tr *transcript) answer(res Result, err error) string {
 
 // refusal writes down a refusal and the facts that it states.
 func refusal(err error) string {
+	var waits *InFlightError
+	if errors.As(err, &waits) {
+		return fmt.Sprintf("%s waits=%d:%d..%d", refusalName(err), waits.Epoch, waits.FirstSequence, waits.LastSequence)
+	}
+	if err == ErrAbandoned || err == ErrSettled {
+		return refusalName(err)
+	}
 	var e *BatchError
 	if !errors.As(err, &e) {
 		return fmt.Sprintf("an error without facts: %v", err)
@@ -453,6 +528,10 @@ func refusalName(err error) string {
 		{ErrOffsetOrder, "OFFSET_ORDER"},
 		{ErrFenced, "STALE_EPOCH"},
 		{ErrInvalidBatch, "INVALID"},
+		{ErrInFlight, "IN_FLIGHT"},
+		{ErrAbandoned, "ABANDONED"},
+		{ErrSettled, "SETTLED"},
+		{ErrHole, "HOLE"},
 	} {
 		if errors.Is(err, r.reason) {
 			return r.name

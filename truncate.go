@@ -66,24 +66,35 @@ func (m *ProducerStateManager) truncate(to int64) {
 // truncateRow takes back what the producer in a row did at or past to, and
 // returns whether what is left of it is known to be right. Requires mu held.
 func (m *ProducerStateManager) truncateRow(row uint32, to int64) bool {
-	if p := m.table.at(row); p.txnFirst < to && !p.reaches(to) {
+	if m.table.at(row).endsBy(to) {
 		return true
 	}
-	p := m.table.own(row)
+	known, gone := m.table.own(row).cut(to)
+	if gone {
+		m.forget(row)
+	}
+	return known
+}
+
+// endsBy reports whether all that is remembered lies below to.
+func (p *producer) endsBy(to int64) bool {
+	return p.txnFirst < to && !p.reaches(to)
+}
+
+// cut takes back what the producer did at or past to. It returns whether what is
+// left is known to be right, and whether nothing is.
+func (p *producer) cut(to int64) (known, gone bool) {
 	p.txnFirst = before(p.txnFirst, to)
-	known := !p.window.rolled
+	known = !p.window.rolled
 	for p.reaches(to) {
 		p.txnFirst = before(p.txnFirst, p.window.newest().baseOffset)
 		p.window.pop()
 	}
 	if p.window.count > 0 {
-		return known
+		return known, false
 	}
 	known = known && p.past&pastEpoch == 0
-	if known && p.past&pastMarker == 0 {
-		m.forget(row)
-	}
-	return known
+	return known, known && p.past&pastMarker == 0
 }
 
 // reaches reports whether the newest batch remembered is not wholly below to.

@@ -71,11 +71,12 @@ func (w *window) follows(first int32) bool {
 // ringSlot maps position i, counted from the oldest, to its place in a ring of
 // WindowSize that begins at start. It requires i <= WindowSize.
 func ringSlot(start, i uint8) uint8 {
-	s := start + i
+	s := uint(start) + uint(i)
+	t := s - WindowSize
 	if s >= WindowSize {
-		s -= WindowSize
+		s = t
 	}
-	return s
+	return uint8(s)
 }
 
 func (w *window) slot(i uint8) uint8 { return ringSlot(w.start, i) }
@@ -89,24 +90,34 @@ func (w *window) newest() *entry {
 // a split or a merger is not the same batch: those records are stored in
 // another grouping, and no single offset answers for them.
 //
-// Written out instead of a loop, which takes twice as long: this is all that a
-// retry costs beside the look-up of its producer.
+// It compares all five whichever matches, without a branch for each: where in
+// the ring a retry finds its first copy cannot be predicted, and a wrong guess
+// of the processor costs more than the five comparisons.
 func (w *window) find(s span) *entry {
-	switch {
-	case w.wide:
+	if w.wide {
 		return w.findOldest(s)
-	case w.ring[0].span == s:
-		return &w.ring[0]
-	case w.ring[1].span == s:
-		return &w.ring[1]
-	case w.ring[2].span == s:
-		return &w.ring[2]
-	case w.ring[3].span == s:
-		return &w.ring[3]
-	case w.ring[4].span == s:
-		return &w.ring[4]
 	}
-	return nil
+	r := &w.ring
+	i := WindowSize
+	if r[0].span == s {
+		i = 0
+	}
+	if r[1].span == s {
+		i = 1
+	}
+	if r[2].span == s {
+		i = 2
+	}
+	if r[3].span == s {
+		i = 3
+	}
+	if r[4].span == s {
+		i = 4
+	}
+	if i == WindowSize {
+		return nil
+	}
+	return &r[i]
 }
 
 // findOldest is find for a window that may hold a range twice, as a log may. A

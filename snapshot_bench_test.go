@@ -1,0 +1,125 @@
+package idempotence
+
+import (
+	"bytes"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// This file measures the promises about snapshots: how long one takes beside
+// the least that handling its bytes can take, and how long it makes others wait.
+
+// scattered returns a manager like full, but with random producer ids, and the
+// last batches committed in a random order: nothing is sorted already.
+func scattered(n int) *ProducerStateManager {
+	rng := rand.New(rand.NewPCG(3, uint64(n)))
+	ids := make([]int64, n)
+	for i := range ids {
+		ids[i] = rng.Int64()
+	}
+	m := New(Config{})
+	offset := int64(0)
+	for seq := range int32(WindowSize) {
+		for _, i := range rng.Perm(n) {
+			if err := m.Commit(ids[i], 0, seq, 1, offset); err != nil {
+				panic(err)
+			}
+			offset++
+		}
+	}
+	return m
+}
+
+// forSnapshots runs a benchmark with producers in order and in disorder.
+func forSnapshots(b *testing.B, run func(b *testing.B, m *ProducerStateManager)) {
+	for _, n := range []int{1, 1000, 100_000, 1_000_000} {
+		b.Run(fmt.Sprintf("producers=%d", n), func(b *testing.B) {
+			m, _ := full(n)
+			run(b, m)
+		})
+		b.Run(fmt.Sprintf("producers=%d/ids=random", n), func(b *testing.B) {
+			run(b, scattered(n))
+		})
+	}
+}
+
+// copyAndSum is the least that can be done with the bytes of a snapshot: the
+// time of a copy and a CRC-32C of it.
+func copyAndSum(dst, src []byte) time.Duration {
+	start := time.Now()
+	copy(dst, src)
+	crc32.Checksum(dst, castagnoli)
+	return time.Since(start)
+}
+
+// besideFloor runs the body and, in turn with it, copyAndSum, and reports their
+// ratio as x-floor, and the size.
+func besideFloor(b *testing.B, snapshot []byte, producers int, body func()) {
+	spare := make([]byte, len(snapshot))
+	copyAndSum(spare, snapshot)
+	b.SetBytes(int64(len(snapshot)))
+	b.ReportAllocs()
+	b.ResetTimer()
+	var spent, floor time.Duration
+	for range b.N {
+		start := time.Now()
+		body()
+		spent += time.Since(start)
+		b.StopTimer()
+		floor += copyAndSum(spare, snapshot)
+		b.StartTimer()
+	}
+	b.ReportMetric(spent.Seconds()/floor.Seconds(), "x-floor")
+	b.ReportMetric(float64(len(snapshot))/float64(producers), "B/producer")
+}
+
+func encoded(b testing.TB, m *ProducerStateManager) []byte {
+	b.Helper()
+	var buf bytes.Buffer
+	if _, err := m.Snapshot().WriteTo(&buf); err != nil {
+		b.Fatal(err)
+	}
+	return buf.Bytes()
+}
+
+// sliceWriter is a memory of the right size, so that what is measured is not
+// how a buffer grows.
+type sliceWriter struct{ free []byte }
+
+func (w *sliceWriter) Write(p []byte) (int, error) {
+	n := copy(w.free, p)
+	w.free = w.free[n:]
+	if n < len(p) {
+		return n, io.ErrShortWrite
+	}
+	return n, nil
+}
+
+func BenchmarkSnapshotWrite(b *testing.B) {
+	forSnapshots(b, func(b *testing.B, m *ProducerStateManager) {
+		snapshot := encoded(b, m)
+		memory := make([]byte, len(snapshot))
+		besideFloor(b, snapshot, m.Len(), func() {
+			if _, err := m.Snapshot().WriteTo(&sliceWriter{memory}); err != nil {
+				b.Fatal(err)
+			}
+		})
+	})
+}
+
+func BenchmarkRestore(b *testing.B) {
+	forSnapshots(b, func(b *testing.B, m *ProducerStateManager) {
+		snapshot := encoded(b, m)
+		producers := m.Len()
+		besideFloor(b, snapshot, producers, func() {
+			n := New(Config{})
+			if err := n.Restore(bytes.NewReader(snapshot)); err != nil || n.Len() != producers {
+				b.Fatal(n.Len(), err)
+			}
+		})
+	})
+}

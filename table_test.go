@@ -1,0 +1,286 @@
+package idempotence
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+// This file is the table and its index against a built-in map. What a row says
+// is its epoch here: any other field would do.
+
+// tableRig is a table, the map that it should be, and copies taken on the way.
+type tableRig struct {
+	t      rapid.TB
+	table  table
+	want   map[int64]int16
+	copies []tableCopy
+}
+
+// tableCopy is a frozen table and what it must go on saying.
+type tableCopy struct {
+	frozen frozen
+	want   map[int64]int16
+}
+
+func newTableRig(t rapid.TB) *tableRig {
+	return &tableRig{t: t, table: newTable(), want: map[int64]int16{}}
+}
+
+// put writes an epoch to a producer's row, which it makes if there is none.
+func (r *tableRig) put(pid int64, epoch int16) {
+	p := r.table.find(pid)
+	if _, known := r.want[pid]; known != (p != nil) {
+		r.t.Fatalf("find(%d): %v, and the map has it: %t", pid, p, known)
+	}
+	if p == nil {
+		p = r.table.insert(pid)
+	} else {
+		p = r.table.edit(pid)
+	}
+	p.epoch = epoch
+	r.want[pid] = epoch
+}
+
+func (r *tableRig) remove(pid int64) {
+	if r.table.find(pid) == nil {
+		return
+	}
+	r.table.remove(r.table.lastRow)
+	delete(r.want, pid)
+}
+
+func (r *tableRig) freeze() {
+	r.copies = append(r.copies, tableCopy{r.table.freeze(), maps.Clone(r.want)})
+}
+
+// verify holds the table against the map, and every copy against the map of its
+// moment.
+func (r *tableRig) verify() {
+	r.t.Helper()
+	if err := auditTable(&r.table); err != nil {
+		r.t.Fatalf("the table is unsound: %v", err)
+	}
+	if int(r.table.rows) != len(r.want) {
+		r.t.Fatalf("%d rows, want %d", r.table.rows, len(r.want))
+	}
+	for pid, epoch := range r.want {
+		if p := r.table.find(pid); p == nil || p.epoch != epoch {
+			r.t.Fatalf("find(%d): %+v, want epoch %d", pid, p, epoch)
+		}
+	}
+	for i, c := range r.copies {
+		got := map[int64]int16{}
+		var ids []int64
+		for _, row := range c.frozen.byID() {
+			ids = append(ids, c.frozen.at(row).id)
+			got[c.frozen.at(row).id] = c.frozen.at(row).epoch
+		}
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			r.t.Fatalf("copy %d has changed (-want +got):\n%s", i, diff)
+		}
+		if !slices.IsSorted(ids) {
+			r.t.Fatalf("copy %d is not in the order of ids: %v", i, ids)
+		}
+	}
+}
+
+// TestTableAgainstMap: whatever is inserted, written, removed and frozen, in
+// whatever order, the table has what a map has, and no copy ever changes.
+func TestTableAgainstMap(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r := newTableRig(t)
+		pids := rapid.OneOf(rapid.Int64Range(0, 300), rapid.Int64Range(math.MaxInt64-3, math.MaxInt64))
+		epochs := rapid.Int16Range(0, math.MaxInt16)
+		t.Repeat(map[string]func(*rapid.T){
+			"": func(*rapid.T) { r.verify() },
+			"put": func(t *rapid.T) {
+				r.put(pids.Draw(t, "pid"), epochs.Draw(t, "epoch"))
+			},
+			"put many": func(t *rapid.T) {
+				first := pids.Draw(t, "first")
+				for pid := first; pid < first+80 && pid > 0; pid++ {
+					r.put(pid, int16(pid%math.MaxInt16))
+				}
+			},
+			"remove": func(t *rapid.T) { r.remove(pids.Draw(t, "pid")) },
+			"remove many": func(t *rapid.T) {
+				first := pids.Draw(t, "first")
+				for pid := first; pid < first+80 && pid > 0; pid++ {
+					r.remove(pid)
+				}
+			},
+			"freeze": func(t *rapid.T) {
+				if len(r.copies) < 8 {
+					r.freeze()
+				}
+			},
+		})
+	})
+}
+
+// TestTableGrowsAndShrinks: up to tens of thousands of producers and down to
+// none, the index splits and joins soundly, and what was taken is given back.
+func TestTableGrowsAndShrinks(t *testing.T) {
+	const n = 40_000
+	for name, pid := range map[string]func(int) int64{
+		"consecutive ids": func(i int) int64 { return int64(i) },
+		"ids far apart":   func(i int) int64 { return int64(i) << 20 },
+		"random ids":      func(i int) int64 { return int64(rand.New(rand.NewPCG(1, uint64(i))).Uint64() >> 1) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newTableRig(t)
+			for i := range n {
+				r.put(pid(i), 1)
+				if i == n/2 {
+					r.freeze()
+				}
+				if i%9973 == 0 {
+					r.verify()
+				}
+			}
+			r.verify()
+			slots, directory := r.size()
+			if depth := r.table.index.depth; depth < 6 || depth > 10 {
+				t.Errorf("%d producers make a directory of depth %d", n, depth)
+			}
+			if slots > 4*n {
+				t.Errorf("%d producers take %d slots", n, slots)
+			}
+			for i, at := range rand.New(rand.NewPCG(1, 2)).Perm(n) {
+				r.remove(pid(at))
+				if i%9973 == 0 {
+					r.verify()
+				}
+			}
+			r.verify()
+			if slots, _ := r.size(); slots > groupSlots || len(r.table.pages) != 0 {
+				t.Errorf("empty again, the table keeps %d slots and %d pages", slots, len(r.table.pages))
+			}
+			if len(r.table.index.dir) != 1 {
+				t.Errorf("empty again, the directory has %d entries, and had %d", len(r.table.index.dir), directory)
+			}
+			r.put(7, 7)
+			r.verify()
+		})
+	}
+}
+
+// size returns how many slots the index has, and how many directory entries.
+func (r *tableRig) size() (slots, directory int) {
+	buckets := map[*bucket]bool{}
+	for _, b := range r.table.index.dir {
+		if !buckets[b] {
+			slots += len(b.groups) * groupSlots
+		}
+		buckets[b] = true
+	}
+	return slots, len(r.table.index.dir)
+}
+
+// TestTableToAndFro: a number of producers that goes to and fro about a mark
+// does not split and join at every step.
+func TestTableToAndFro(t *testing.T) {
+	r := newTableRig(t)
+	for i := range int64(2000) {
+		r.put(i, 1)
+	}
+	before := slices.Clone(r.table.index.dir)
+	for range 200 {
+		for i := int64(1900); i < 2000; i++ {
+			r.remove(i)
+		}
+		for i := int64(1900); i < 2000; i++ {
+			r.put(i, 1)
+		}
+	}
+	r.verify()
+	changed := 0
+	for i, b := range r.table.index.dir[:min(len(before), len(r.table.index.dir))] {
+		if before[i] != b {
+			changed++
+		}
+	}
+	if changed > 2 {
+		t.Errorf("%d of %d directory entries have another bucket", changed, len(before))
+	}
+}
+
+// TestIndexSeed: two tables hash the same ids differently, so nobody can choose
+// ids that all fall into one bucket.
+func TestIndexSeed(t *testing.T) {
+	a, b := newIndex(), newIndex()
+	same := 0
+	for pid := range int64(64) {
+		if a.hash(pid) == b.hash(pid) {
+			same++
+		}
+	}
+	if same > 1 {
+		t.Errorf("%d of 64 hashes are the same in two tables", same)
+	}
+}
+
+// TestGroup: the word tricks of a group against a plain loop over its bytes.
+// matches may name a slot too many but never miss one; the lowest free slot is
+// always right.
+func TestGroup(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var g group
+		tags := rapid.SliceOfN(rapid.SampledFrom([]uint8{0, 1, 3, 127, 129, 255}), groupSlots, groupSlots).Draw(t, "tags")
+		for i, tag := range tags {
+			g.set(i, tag, uint32(i))
+		}
+		for i, tag := range tags {
+			if g.tag(i) != tag || g.rows[i] != uint32(i) {
+				t.Fatalf("slot %d has tag %d, row %d, want tag %d", i, g.tag(i), g.rows[i], tag)
+			}
+		}
+		if want := slices.Index(tags, 0); want < 0 && g.free() != 0 || want >= 0 && lowest(g.free()) != want {
+			t.Fatalf("free slot of %v: marks %x, want %d", tags, g.free(), want)
+		}
+		for _, asked := range []uint8{1, 3, 127, 129, 255} {
+			found := map[int]bool{}
+			for marks := g.matches(asked); marks != 0; marks &= marks - 1 {
+				found[lowest(marks)] = true
+			}
+			for i, tag := range tags {
+				if tag == asked && !found[i] {
+					t.Fatalf("tag %d in slot %d of %v is missed: %v", asked, i, tags, found)
+				}
+			}
+		}
+	})
+}
+
+// TestManyManagers: an empty manager takes less than 512 bytes, and what the
+// first producers add is in proportion.
+func TestManyManagers(t *testing.T) {
+	const n = 2000
+	for _, tt := range []struct{ producers, most int }{{0, 512}, {1, 1024}, {8, 4096}} {
+		t.Run(fmt.Sprintf("producers=%d", tt.producers), func(t *testing.T) {
+			managers := make([]*ProducerStateManager, n)
+			before := heapInUse()
+			for i := range managers {
+				managers[i] = New(Config{})
+				for pid := range int64(tt.producers) {
+					if err := managers[i].Commit(pid, 0, 0, 1, pid); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			if each := (int(heapInUse() - before)) / n; each >= tt.most {
+				t.Errorf("a manager of %d producers takes %d bytes, want less than %d", tt.producers, each, tt.most)
+			}
+			if managers[n-1].Len() != tt.producers {
+				t.Error("the last manager is not full")
+			}
+		})
+	}
+}
