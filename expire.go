@@ -271,6 +271,15 @@ func (m *ProducerStateManager) forgetOrPark(row uint32) bool {
 	return true
 }
 
+// parkOldest moves those that must be kept out of the way of the first that may
+// be forgotten. Requires mu held.
+func (m *ProducerStateManager) parkOldest() {
+	a := &m.activity
+	for a.idle.oldest != 0 && m.table.at(a.idle.oldest.row()).protected() {
+		m.forgetOrPark(a.idle.oldest.row())
+	}
+}
+
 // protected reports whether the producer must not be forgotten now.
 func (p *producer) protected() bool {
 	return p.txnFirst != noTxn || p.lane != 0

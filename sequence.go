@@ -31,6 +31,11 @@ func lastSequence(first, count int32) int32 {
 	return addSequence(first, count-1)
 }
 
+// firstSequence is lastSequence the other way round.
+func firstSequence(last, count int32) int32 {
+	return int32((uint32(last) - uint32(count-1)) & sequenceMask)
+}
+
 // span is a batch's place in the sequence space: the first sequence in the
 // upper half, the count of sequences in the lower. It says the same as first
 // and last, and it fits in one word, so that the five remembered batches are

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"slices"
+	"sync/atomic"
 )
 
 // This file makes the state survive a restart: a snapshot is taken in no time,
@@ -28,9 +29,10 @@ import (
 //	    48     8  end offset when a producer was last forgotten, or 0
 //	    56     8  time of the last Expire, milliseconds since 1970
 //	    64     4  and nanoseconds within the millisecond, in 0..999999
-//	    68     4  number of times, T
-//	    72     4  number of producers, P
-//	    76  16*T  times of activity, rising
+//	    68     4  flags: 1 Truncate can no longer be exact
+//	    72     4  number of times, T
+//	    76     4  number of producers, P
+//	    80  16*T  times of activity, rising
 //	              +0  8  milliseconds since 1970
 //	              +8  4  nanoseconds within the millisecond
 //	             +12  4  how many producers were last active then, 1 or more
@@ -66,18 +68,23 @@ const (
 	snapshotMagic   = "idps"
 	snapshotVersion = 1
 
-	headerSize   = 76
+	headerSize   = 80
 	timeSize     = 16
 	producerSize = 16
 	txnSize      = 8
 	entrySize    = 16
 	checksumSize = 4
 
+	flagInexact uint32 = 1 << 0 // of the header
+
+	// Of a producer.
 	flagRolled byte = 1 << 0
 	flagEpoch  byte = 1 << 1
 	flagMarker byte = 1 << 2
 	flagTxn    byte = 1 << 3
 	flagsKnown      = flagRolled | flagEpoch | flagMarker | flagTxn
+
+	producerLimit = producerSize + txnSize + WindowSize*entrySize
 )
 
 var littleEndian = binary.LittleEndian
@@ -117,6 +124,9 @@ type Snapshot struct {
 	current uint32
 	// capped says that the order of the lists is that of the commits.
 	capped bool
+	// cuts counts those of the manager, and cutsBefore is how many there were.
+	cuts       *atomic.Uint64
+	cutsBefore uint64
 	// trimmed says that some of what is remembered lies past the end offset.
 	trimmed bool
 }
@@ -129,6 +139,7 @@ type snapshotHead struct {
 	lastMarker    int64
 	forgotAt      int64
 	now           instant // of the last Expire
+	inexact       bool
 }
 
 // Snapshot returns a copy of the state at this moment: a consistent one, however
@@ -143,25 +154,24 @@ func (m *ProducerStateManager) Snapshot() *Snapshot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	end := m.snapshotEnd()
-	forgotAt := min(m.forgotAt, end)
-	if m.inexact {
-		forgotAt = end // whoever was forgotten or lost: below the end nothing is sure
-	}
 	return &Snapshot{
-		rows:    m.table.freeze(),
-		marks:   slices.Clone(m.activity.marks),
-		idle:    m.activity.idle,
-		parked:  m.activity.parked,
-		current: m.activity.current,
-		capped:  m.cfg.MaxProducers > 0,
-		trimmed: end < m.endOffset,
+		rows:       m.table.freeze(),
+		marks:      slices.Clone(m.activity.marks),
+		idle:       m.activity.idle,
+		parked:     m.activity.parked,
+		current:    m.activity.current,
+		capped:     m.cfg.MaxProducers > 0,
+		trimmed:    end < m.endOffset,
+		cuts:       &m.cuts,
+		cutsBefore: m.cuts.Load(),
 		head: snapshotHead{
 			logID:         m.cfg.LogID,
 			endOffset:     end,
 			maxProducerID: m.maxProducerID,
 			lastMarker:    min(m.lastMarker, end-1),
-			forgotAt:      forgotAt,
+			forgotAt:      min(m.forgotAt, end),
 			now:           m.activity.now,
+			inexact:       m.inexact && end > 0,
 		},
 	}
 }
@@ -176,22 +186,29 @@ func (m *ProducerStateManager) Snapshot() *Snapshot {
 // up, or reserved before it is appended.
 func (s *Snapshot) EndOffset() int64 { return s.head.endOffset }
 
+// stale reports whether the log was cut since.
+func (s *Snapshot) stale() bool { return s.cuts.Load() != s.cutsBefore }
+
 // LogID returns the identity of the log, as it was in Config.
 func (s *Snapshot) LogID() [16]byte { return s.head.logID }
 
 // at returns the producer in a row as the snapshot holds it, or nil where
-// nothing of it lies below the end offset. Where that takes a copy, it is made in
-// scratch.
-func (s *Snapshot) at(row uint32, scratch *producer) *producer {
-	p := s.rows.at(row)
-	if !s.trimmed || p.endsBy(s.head.endOffset) {
-		return p
+// nothing of it lies below the end offset, and whether that is known to be right.
+// Where it takes a copy, that is made in scratch.
+func (s *Snapshot) at(row uint32, scratch *producer) (p *producer, known bool) {
+	p = s.rows.at(row)
+	switch {
+	case !s.trimmed || p.endsBy(s.head.endOffset):
+		return p, true
+	case s.head.endOffset == 0:
+		return nil, true
 	}
 	*scratch = *p
-	if _, gone := scratch.cut(s.head.endOffset); gone {
-		return nil
+	known, gone := scratch.cut(s.head.endOffset)
+	if gone {
+		return nil, known
 	}
-	return scratch
+	return scratch, known
 }
 
 // times returns the times of the marks, each once and rising, and for each mark
@@ -220,33 +237,40 @@ func compareTimes(a, b mark) int {
 	return cmp.Or(cmp.Compare(a.ms, b.ms), cmp.Compare(a.ns, b.ns))
 }
 
-// byActivity returns the rows in the order of the format, and the times with the
-// number of their producers.
-func (s *Snapshot) byActivity() ([]ranked, []mark) {
+// contents is what a snapshot is written from, beside the head.
+type contents struct {
+	rows    []uint32 // in the order of the format
+	times   []mark   // with the numbers of their producers
+	inexact bool     // what is left of a trimmed producer may not be right
+}
+
+func (s *Snapshot) contents() contents {
 	times, timeOf := s.times()
 	counts := make([]uint32, len(times)+1)
-	rows := make([]ranked, 0, s.rows.rows)
+	ranks := make([]ranked, 0, s.rows.rows)
+	inexact := false
 	var scratch producer
 	for row := range s.rows.rows {
-		if p := s.at(row, &scratch); p != nil {
-			rows = append(rows, ranked{key: uint64(p.newestOffset() + 1), row: row, time: timeOf[p.mark]})
+		p, known := s.at(row, &scratch)
+		inexact = inexact || !known
+		if p != nil {
+			ranks = append(ranks, ranked{key: uint64(p.newestOffset() + 1), row: row, time: timeOf[p.mark]})
 			counts[timeOf[p.mark]]++
 		}
 	}
 	if s.capped {
-		s.rankByCommit(rows)
+		s.rankByCommit(ranks)
 	}
-	rows = sortRanked(rows)
-	s.settleTies(rows)
 	for i := range times {
 		times[i].producers = counts[i]
 	}
-	return rows, slices.DeleteFunc(times, func(k mark) bool { return k.producers == 0 })
+	times = slices.DeleteFunc(times, func(k mark) bool { return k.producers == 0 })
+	return contents{s.rows.inOrder(ranks), times, inexact}
 }
 
 // rankByCommit makes the place in the lists the key. A parked producer comes
 // before the idle ones of the same time: its turn had come first.
-func (s *Snapshot) rankByCommit(rows []ranked) {
+func (s *Snapshot) rankByCommit(ranks []ranked) {
 	// The links are gathered first: a walk from row to row would wait for memory
 	// at every step.
 	newer := make([]link, s.rows.rows)
@@ -261,24 +285,8 @@ func (s *Snapshot) rankByCommit(rows []ranked) {
 			next++
 		}
 	}
-	for i := range rows {
-		rows[i].key = uint64(place[rows[i].row])
-	}
-}
-
-// settleTies puts rows that agree in time and key in the order of producer ids.
-func (s *Snapshot) settleTies(rows []ranked) {
-	for len(rows) > 0 {
-		n := 1
-		for n < len(rows) && compareRanked(rows[n], rows[0]) == 0 {
-			n++
-		}
-		if n > 1 {
-			slices.SortFunc(rows[:n], func(a, b ranked) int {
-				return cmp.Compare(s.rows.at(a.row).id, s.rows.at(b.row).id)
-			})
-		}
-		rows = rows[n:]
+	for i := range ranks {
+		ranks[i].key = uint64(place[ranks[i].row])
 	}
 }
 
@@ -289,23 +297,32 @@ func (s *Snapshot) settleTies(rows []ranked) {
 // It takes a buffer of 64 KiB, and for each producer 16 bytes, or twice that
 // where they are not in the order of their last activity.
 func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
-	rows, times := s.byActivity()
+	c := s.contents()
 	e := newSnapshotEncoder(w)
-	e.room(headerSize)
-	e.buf = s.head.append(e.buf)
-	e.buf = littleEndian.AppendUint32(e.buf, uint32(len(times)))
-	e.buf = littleEndian.AppendUint32(e.buf, uint32(len(rows)))
-	for _, k := range times {
+	head := s.head
+	head.inexact = head.inexact || c.inexact
+	e.buf = head.append(e.buf)
+	e.buf = littleEndian.AppendUint32(e.buf, uint32(len(c.times)))
+	e.buf = littleEndian.AppendUint32(e.buf, uint32(len(c.rows)))
+	for _, k := range c.times {
 		e.room(timeSize)
 		e.buf = k.at().append(e.buf)
 		e.buf = littleEndian.AppendUint32(e.buf, k.producers)
 	}
 	var scratch producer
-	for _, r := range rows {
-		e.room(producerSize + txnSize + WindowSize*entrySize)
-		e.buf = s.at(r.row, &scratch).append(e.buf)
+	for rows := c.rows; len(rows) > 0; {
+		n := min(len(rows), rowsAhead)
+		e.room(s.size(rows[:n]))
+		for _, row := range rows[:n] {
+			p, _ := s.at(row, &scratch)
+			e.buf = p.append(e.buf)
+		}
+		rows = rows[n:]
 	}
-	return e.close()
+	e.flush()
+	e.buf = littleEndian.AppendUint32(e.buf, e.sum)
+	e.flush()
+	return e.result()
 }
 
 func (h *snapshotHead) append(b []byte) []byte {
@@ -316,7 +333,12 @@ func (h *snapshotHead) append(b []byte) []byte {
 	b = littleEndian.AppendUint64(b, uint64(h.maxProducerID))
 	b = littleEndian.AppendUint64(b, uint64(h.lastMarker))
 	b = littleEndian.AppendUint64(b, uint64(h.forgotAt))
-	return h.now.append(b)
+	b = h.now.append(b)
+	var flags uint32
+	if h.inexact {
+		flags |= flagInexact
+	}
+	return littleEndian.AppendUint32(b, flags)
 }
 
 func (i instant) append(b []byte) []byte {
@@ -324,19 +346,49 @@ func (i instant) append(b []byte) []byte {
 	return littleEndian.AppendUint32(b, uint32(i.ns))
 }
 
-// append appends the producer in the format of a snapshot.
-func (p *producer) append(b []byte) []byte {
-	b = littleEndian.AppendUint64(b, uint64(p.id))
-	b = littleEndian.AppendUint32(b, uint32(p.coordinatorEpoch))
-	b = littleEndian.AppendUint16(b, uint16(p.epoch))
-	b = append(b, p.flags(), p.window.count)
+// rowsAhead is how many rows are encoded at a time. Their size is added up
+// first, and that brings them into the cache, all at once and not one after the
+// other.
+const rowsAhead = 32
+
+// size returns how many bytes the rows take at most.
+func (s *Snapshot) size(rows []uint32) int {
+	n := 0
+	for _, row := range rows {
+		n += s.rows.at(row).size()
+	}
+	return n
+}
+
+// size returns how many bytes the producer takes in a snapshot.
+func (p *producer) size() int {
+	n := producerSize + int(p.window.count)*entrySize
 	if p.txnFirst != noTxn {
-		b = littleEndian.AppendUint64(b, uint64(p.txnFirst))
+		n += txnSize
+	}
+	return n
+}
+
+// append appends the producer in the format of a snapshot. It requires that
+// there is room in b.
+func (p *producer) append(b []byte) []byte {
+	n := len(b)
+	b = b[:n+p.size()]
+	to := b[n:]
+	littleEndian.PutUint64(to, uint64(p.id))
+	littleEndian.PutUint32(to[8:], uint32(p.coordinatorEpoch))
+	littleEndian.PutUint16(to[12:], uint16(p.epoch))
+	to[14], to[15] = p.flags(), p.window.count
+	to = to[producerSize:]
+	if p.txnFirst != noTxn {
+		littleEndian.PutUint64(to, uint64(p.txnFirst))
+		to = to[txnSize:]
 	}
 	for i := range p.window.count {
 		e := &p.window.ring[p.window.slot(i)]
-		b = littleEndian.AppendUint64(b, uint64(e.span))
-		b = littleEndian.AppendUint64(b, uint64(e.baseOffset))
+		littleEndian.PutUint64(to, uint64(e.span))
+		littleEndian.PutUint64(to[8:], uint64(e.baseOffset))
+		to = to[entrySize:]
 	}
 	return b
 }
@@ -375,17 +427,23 @@ func (p *producer) flags() byte {
 // Safe for concurrent use. It holds the lock only at the end, for a time that
 // does not depend on the number of producers.
 func (m *ProducerStateManager) Restore(r io.Reader) error {
-	d := newSnapshotDecoder(r)
-	n := New(m.cfg)
-	logID := n.decode(d)
-	if d.err != nil {
-		return d.err
-	}
-	if none := [16]byte{}; logID != m.cfg.LogID && logID != none && m.cfg.LogID != none {
-		return fmt.Errorf("%w: it is of log %x, this is log %x", ErrSnapshotLog, logID, m.cfg.LogID)
+	n, err := m.read(r)
+	if err != nil {
+		return err
 	}
 	m.replaceBy(n)
 	return nil
+}
+
+// read returns a manager with the same Config and the state of a snapshot.
+func (m *ProducerStateManager) read(r io.Reader) (*ProducerStateManager, error) {
+	d := newSnapshotDecoder(r)
+	n := New(m.cfg)
+	logID := n.decode(d)
+	if none := [16]byte{}; d.err == nil && logID != m.cfg.LogID && logID != none && m.cfg.LogID != none {
+		d.err = fmt.Errorf("%w: it is of log %x, this is log %x", ErrSnapshotLog, logID, m.cfg.LogID)
+	}
+	return n, d.err
 }
 
 // replaceBy makes the state of n, which nobody else knows, that of m.
@@ -400,7 +458,7 @@ func (m *ProducerStateManager) replaceBy(n *ProducerStateManager) {
 		n.activity.now = m.activity.now
 	}
 	m.table, m.activity = n.table, n.activity
-	m.endOffset, m.lastMarker, m.forgotAt, m.inexact = n.endOffset, n.lastMarker, n.forgotAt, false
+	m.endOffset, m.lastMarker, m.forgotAt, m.inexact = n.endOffset, n.lastMarker, n.forgotAt, n.inexact
 	m.maxProducerID = max(m.maxProducerID, n.maxProducerID)
 	m.stats.Evicted += n.stats.Evicted
 }
@@ -411,19 +469,24 @@ func (m *ProducerStateManager) decode(d *snapshotDecoder) (logID [16]byte) {
 	head := d.head()
 	times, producers := d.uint32(), d.uint32()
 	m.endOffset, m.maxProducerID = head.endOffset, head.maxProducerID
-	m.lastMarker, m.forgotAt = head.lastMarker, head.forgotAt
+	m.lastMarker, m.forgotAt, m.inexact = head.lastMarker, head.forgotAt, head.inexact
 	m.activity.now = head.now
-	if d.err == nil {
-		m.decodeTimes(d, times, producers)
-		m.decodeProducers(d, producers)
-	}
-	d.close()
-	if d.err == nil {
-		if twice := m.table.indexAll(); twice != nil {
-			d.fail("producer %d is in it twice", twice.id)
-		}
-	}
+	m.decodeTimes(d, times, producers)
+	m.decodeProducers(d, producers)
+	sum := d.checksum()
+	d.requireSum(sum, d.uint32())
+	m.indexAll(d)
 	return head.logID
+}
+
+// indexAll makes what was decoded fit to be looked up.
+func (m *ProducerStateManager) indexAll(d *snapshotDecoder) {
+	if d.err != nil {
+		return
+	}
+	if twice := m.table.indexAll(); twice != nil {
+		d.fail("producer %d is in it twice", twice.id)
+	}
 }
 
 // decodeTimes reads the times as marks, and makes the mark of those active since
@@ -450,74 +513,81 @@ func (m *ProducerStateManager) decodeTimes(d *snapshotDecoder, times, producers 
 	}
 }
 
-// decodeProducers reads the producers, each into a row of its own, which are so
-// in the order of the list.
+// decodeProducers reads the producers, each into a row of its own, so that the
+// rows are in the order of the list.
 func (m *ProducerStateManager) decodeProducers(d *snapshotDecoder, producers uint32) {
 	a := &m.activity
 	of, left := uint32(0), uint32(0)
 	for i := range producers {
-		for ; left == 0 && d.err == nil; of++ {
-			left = a.marks[of].producers
-		}
-		b := d.take(producerSize)
-		if b == nil {
-			return
-		}
-		p := m.table.add(int64(littleEndian.Uint64(b)))
-		p.coordinatorEpoch = int32(littleEndian.Uint32(b[8:]))
-		p.epoch = int16(littleEndian.Uint16(b[12:]))
-		flags, batches := b[14], b[15]
-		p.mark = of - 1
-		p.older, p.newer = link(i), link(i+2)
-		left--
-		p.decode(d, flags, batches, m.endOffset)
-		if p.id > m.maxProducerID {
-			d.fail("producer %d is above the highest, %d", p.id, m.maxProducerID)
-		}
 		if d.err != nil {
 			return
 		}
+		for ; left == 0; of++ {
+			left = a.marks[of].producers
+		}
+		left--
+		p := m.table.add()
+		size := p.decode(d.peek(producerLimit))
+		if d.skip(size); size == 0 || p.id > m.maxProducerID || !p.endsBy(m.endOffset) {
+			d.fail("producer %d, number %d of %d, cannot be like that: %+v", p.id, i, producers, p.window)
+		}
+		p.mark = of - 1
+		p.older, p.newer = link(i), link(i+2)
 	}
 	if producers > 0 {
 		m.table.at(producers - 1).newer = 0
 		a.idle = list{oldest: linkTo(0), newest: linkTo(producers - 1)}
+		m.parkOldest()
 	}
 }
 
-// decode reads the rest of a producer, and holds it against what can be.
-func (p *producer) decode(d *snapshotDecoder, flags, batches byte, endOffset int64) {
-	if p.id < 0 || p.epoch < 0 || p.coordinatorEpoch < noCoordinator || flags&^flagsKnown != 0 || batches > WindowSize {
-		d.fail("producer %d epoch %d coordinator epoch %d flags %#x with %d batches", p.id, p.epoch, p.coordinatorEpoch, flags, batches)
-		return
+// decode reads a producer that append has appended, and returns how many bytes
+// it took: more than there are in b if it is cut off, and none if it cannot be
+// like that.
+func (p *producer) decode(b []byte) int {
+	if len(b) < producerSize {
+		return producerSize
 	}
+	p.id = int64(littleEndian.Uint64(b))
+	p.coordinatorEpoch = int32(littleEndian.Uint32(b[8:]))
+	p.epoch = int16(littleEndian.Uint16(b[12:]))
+	flags, batches := b[14], b[15]
+	if p.id < 0 || p.epoch < 0 || p.coordinatorEpoch < noCoordinator || flags&^flagsKnown != 0 || batches > WindowSize {
+		return 0
+	}
+	p.setFlags(flags)
+	size := producerSize
+	if flags&flagTxn != 0 {
+		size += txnSize
+	}
+	at := size
+	if size += int(batches) * entrySize; size > len(b) {
+		return size
+	}
+	p.txnFirst = noTxn
+	if flags&flagTxn != 0 {
+		if p.txnFirst = int64(littleEndian.Uint64(b[producerSize:])); p.txnFirst < 0 {
+			return 0
+		}
+	}
+	for last := noOffset; at < size; at += entrySize {
+		e := entry{span(littleEndian.Uint64(b[at:])), int64(littleEndian.Uint64(b[at+8:]))}
+		if !e.wellFormed() || e.baseOffset <= last {
+			return 0
+		}
+		p.window.push(e.span, e.baseOffset)
+		last = e.baseOffset
+	}
+	return size
+}
+
+func (p *producer) setFlags(flags byte) {
 	p.window.rolled = flags&flagRolled != 0
 	if flags&flagEpoch != 0 {
 		p.past |= pastEpoch
 	}
 	if flags&flagMarker != 0 {
 		p.past |= pastMarker
-	}
-	p.txnFirst = noTxn
-	if flags&flagTxn != 0 {
-		if p.txnFirst = d.int64(); p.txnFirst < 0 || p.txnFirst >= endOffset {
-			d.fail("producer %d has a transaction from offset %d, in a log of %d", p.id, p.txnFirst, endOffset)
-		}
-	}
-	b := d.take(int(batches) * entrySize)
-	if b == nil {
-		return
-	}
-	for ; len(b) > 0; b = b[entrySize:] {
-		e := entry{span(littleEndian.Uint64(b)), int64(littleEndian.Uint64(b[8:]))}
-		if !e.wellFormed() || e.baseOffset <= p.newestOffset() {
-			d.fail("producer %d has a batch of %d sequences from %d at offset %d, after offset %d",
-				p.id, e.span.count(), e.span.first(), e.baseOffset, p.newestOffset())
-			return
-		}
-		p.window.push(e.span, e.baseOffset)
-	}
-	if p.reaches(endOffset) {
-		d.fail("producer %d has a batch at offset %d, which reaches past the end at %d", p.id, p.newestOffset(), endOffset)
 	}
 }
 
@@ -562,11 +632,7 @@ func (e *snapshotEncoder) flush() {
 	e.buf = e.buf[:0]
 }
 
-// close writes what is left, and the checksum.
-func (e *snapshotEncoder) close() (int64, error) {
-	e.flush()
-	e.buf = littleEndian.AppendUint32(e.buf, e.sum)
-	e.flush()
+func (e *snapshotEncoder) result() (int64, error) {
 	if e.err != nil {
 		return e.written, fmt.Errorf("idempotence: writing a snapshot: %w", e.err)
 	}
@@ -596,16 +662,30 @@ func (d *snapshotDecoder) fail(format string, args ...any) {
 	}
 }
 
-// take returns the next n bytes, which are good until the next take, or nil.
-func (d *snapshotDecoder) take(n int) []byte {
+// peek returns what is next: n bytes or more, or all that is left.
+func (d *snapshotDecoder) peek(n int) []byte {
 	if d.end-d.start < n {
 		d.fill(n)
 	}
-	if d.err != nil {
-		return nil
+	return d.buf[d.start:d.end]
+}
+
+// skip passes over n bytes. It fails if there are no more as many.
+func (d *snapshotDecoder) skip(n int) {
+	if n > d.end-d.start {
+		d.cutOff(n)
+		return
 	}
 	d.start += n
-	return d.buf[d.start-n : d.start]
+}
+
+// take returns the next n bytes, which are good until the next peek, or nil.
+func (d *snapshotDecoder) take(n int) []byte {
+	b := d.peek(n)
+	if d.skip(n); d.err != nil {
+		return nil
+	}
+	return b[:n]
 }
 
 // fill makes n bytes lie in buf, if they come. It requires that n fits.
@@ -623,15 +703,12 @@ func (d *snapshotDecoder) fill(n int) {
 			d.readErr = io.ErrNoProgress
 		}
 	}
-	if d.end < n {
-		d.cutOff(n)
-	}
 }
 
-// cutOff notes why no more came.
+// cutOff notes why n more bytes did not come.
 func (d *snapshotDecoder) cutOff(n int) {
 	if d.readErr == io.EOF {
-		d.fail("it ends after %d bytes of the next %d", d.end, n)
+		d.fail("it ends after %d bytes of the next %d", d.end-d.start, n)
 	} else if d.err == nil {
 		d.err = fmt.Errorf("idempotence: reading a snapshot: %w", d.readErr)
 	}
@@ -644,28 +721,42 @@ func (d *snapshotDecoder) checksum() uint32 {
 	return d.sum
 }
 
-// close reads the checksum, and requires that nothing comes after it.
-func (d *snapshotDecoder) close() {
-	if d.err != nil {
-		return
-	}
-	sum := d.checksum()
-	if got := d.uint32(); got != sum && d.err == nil {
-		d.fail("its checksum is %08x, that of its bytes is %08x", got, sum)
+// sumFromHere leaves out of the sum what was taken so far.
+func (d *snapshotDecoder) sumFromHere() {
+	d.checksum()
+	d.sum = 0
+}
+
+// requireSum fails if the checksum is another than what was read says, or if
+// anything follows.
+func (d *snapshotDecoder) requireSum(sum, want uint32) {
+	if sum != want {
+		d.fail("its checksum is %08x, that of its bytes is %08x", want, sum)
 	}
 	d.requireEnd()
 }
 
 // requireEnd fails if there is another byte.
 func (d *snapshotDecoder) requireEnd() {
-	before := d.err
-	d.fill(1)
-	switch {
-	case d.end > 0:
+	if len(d.peek(1)) > 0 {
 		d.fail("bytes follow its end")
-	case d.readErr == io.EOF:
-		d.err = before
+	} else if d.readErr != io.EOF {
+		d.cutOff(1)
 	}
+}
+
+// verifySnapshot returns an error if a snapshot has not the bytes that were
+// written. What they say it does not look at.
+func verifySnapshot(r io.Reader) error {
+	d := newSnapshotDecoder(r)
+	d.version()
+	for len(d.peek(snapshotChunk)) == snapshotChunk {
+		d.skip(snapshotChunk - checksumSize)
+	}
+	d.skip(max(0, d.end-d.start-checksumSize))
+	sum := d.checksum()
+	d.requireSum(sum, d.uint32())
+	return d.err
 }
 
 func (d *snapshotDecoder) uint32() uint32 {
@@ -695,22 +786,29 @@ func (d *snapshotDecoder) mark() mark {
 	return mark{ms: i.ms, ns: i.ns, producers: d.uint32()}
 }
 
-// head reads the header up to the counts.
-func (d *snapshotDecoder) head() snapshotHead {
+// version reads what every version begins with.
+func (d *snapshotDecoder) version() {
 	if b := d.take(len(snapshotMagic)); b != nil && string(b) != snapshotMagic {
 		d.fail("it begins with %x", b)
 	}
 	if v := d.uint32(); v != snapshotVersion && d.err == nil {
 		d.err = fmt.Errorf("%w: %d, known is %d", ErrSnapshotVersion, v, snapshotVersion)
 	}
+}
+
+// head reads the header up to the counts.
+func (d *snapshotDecoder) head() snapshotHead {
+	d.version()
 	var h snapshotHead
 	copy(h.logID[:], d.take(len(h.logID)))
 	h.endOffset, h.maxProducerID, h.lastMarker, h.forgotAt = d.int64(), d.int64(), d.int64(), d.int64()
 	h.now = d.instant()
+	flags := d.uint32()
+	h.inexact = flags&flagInexact != 0
 	if h.endOffset < 0 || h.maxProducerID < NoProducerID || h.lastMarker < noOffset || h.lastMarker >= h.endOffset ||
-		h.forgotAt < 0 || h.forgotAt > h.endOffset {
-		d.fail("end offset %d, highest producer id %d, last marker at %d, forgot at %d",
-			h.endOffset, h.maxProducerID, h.lastMarker, h.forgotAt)
+		h.forgotAt < 0 || h.forgotAt > h.endOffset || flags&^flagInexact != 0 {
+		d.fail("end offset %d, highest producer id %d, last marker at %d, forgot at %d, flags %#x",
+			h.endOffset, h.maxProducerID, h.lastMarker, h.forgotAt, flags)
 	}
 	return h
 }

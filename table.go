@@ -146,15 +146,15 @@ func (t *table) insert(pid int64) *producer {
 	return t.last
 }
 
-// add adds a row that the index does not know yet, and returns it zero but for
-// the id. It requires a call of indexAll before anything is looked up.
-func (t *table) add(pid int64) *producer {
+// add adds a row that the index does not know yet, and returns it zero. It
+// requires a call of indexAll before anything is looked up.
+func (t *table) add() *producer {
 	row := t.rows
 	if row%pageRows == 0 {
 		t.pages = append(t.pages, t.newPage(row))
 	}
 	last := &t.pages[row>>pageShift]
-	last.producers = append(last.producers, producer{id: pid})
+	last.producers = append(last.producers, producer{})
 	t.rows++
 	return &last.producers[row%pageRows]
 }
@@ -163,14 +163,57 @@ func (t *table) add(pid int64) *producer {
 // producer that is there twice, and returns it.
 func (t *table) indexAll() (twice *producer) {
 	t.index.reserve(int(t.rows))
-	for row := range t.rows {
-		p := t.at(row)
-		if t.probe(p.id) != nil {
-			return p
+	for _, h := range t.hashes() {
+		if t.twin(h) {
+			return t.at(h.row)
 		}
-		t.index.put(t.index.hash(p.id), row, t.hashOf)
+		t.index.put(h.hash, h.row, t.hashOf)
 	}
 	return nil
+}
+
+// hashed is a row and the hash of its producer id.
+type hashed struct {
+	hash uint64
+	row  uint32
+}
+
+// hashes returns all rows, in the order of the first byte of their hashes.
+// Entries that are put in that order go to a few buckets for a while, and then to
+// the next few; in another order, each would wait for memory.
+func (t *table) hashes() []hashed {
+	var place [1 << 8]uint32
+	for row := range t.rows {
+		place[t.hashOf(row)>>56]++
+	}
+	sum := uint32(0)
+	for first, n := range place {
+		place[first] = sum
+		sum += n
+	}
+	sorted := make([]hashed, t.rows)
+	for row := range t.rows {
+		h := hashed{t.hashOf(row), row}
+		sorted[place[h.hash>>56]] = h
+		place[h.hash>>56]++
+	}
+	return sorted
+}
+
+// twin reports whether the index has another row with the same producer.
+func (t *table) twin(h hashed) bool {
+	b := t.index.bucket(h.hash)
+	for i := b.home(h.hash); ; i = b.after(i) {
+		g := &b.groups[i]
+		for found := g.matches(tagOf(h.hash)); found != 0; found &= found - 1 {
+			if t.at(g.rows[lowest(found)]).id == t.at(h.row).id {
+				return true
+			}
+		}
+		if g.free() != 0 {
+			return false
+		}
+	}
 }
 
 // newPage makes the page for a row. The first one starts empty and grows, since
@@ -226,10 +269,10 @@ func (f *frozen) at(row uint32) *producer {
 }
 
 // byID returns the rows in the order of their producers' ids.
-func (f *frozen) byID() []ranked {
-	rows := make([]ranked, f.rows)
+func (f *frozen) byID() []uint32 {
+	ranks := make([]ranked, f.rows)
 	for row := range f.rows {
-		rows[row] = ranked{key: uint64(f.at(row).id), row: row}
+		ranks[row] = ranked{key: uint64(f.at(row).id), row: row}
 	}
-	return sortRanked(rows)
+	return f.inOrder(ranks)
 }

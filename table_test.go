@@ -78,8 +78,7 @@ func (r *tableRig) verify() {
 	for i, c := range r.copies {
 		got := map[int64]int16{}
 		var ids []int64
-		for _, ranked := range c.frozen.byID() {
-			row := ranked.row
+		for _, row := range c.frozen.byID() {
 			ids = append(ids, c.frozen.at(row).id)
 			got[c.frozen.at(row).id] = c.frozen.at(row).epoch
 		}

@@ -147,16 +147,6 @@ func TestReset(t *testing.T) {
 	`)
 }
 
-// TestTruncateAgainstChronicle: whatever has happened, with epochs that change,
-// sequences that wrap, windows that rolled over, transactions, producers
-// forgotten and batches replayed twice, a Truncate that says exact leaves what
-// a log would have left that had never been longer; it says so whenever its
-// comment promises it; and where it does not say so, nothing that was cut off is
-// remembered, not even if the broker ignores the answer.
-func TestTruncateAgainstChronicle(t *testing.T) {
-	checkHistories(t, someConfig, commits, replays, markers, coordinators, overlaps, clocks, cuts, cuts)
-}
-
 // TestTruncate_ExactAgainAfterRestore: what cannot be known after a cut is known
 // again when a snapshot has been restored and the log replayed from there. A
 // snapshot of what was not known says so.

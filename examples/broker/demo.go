@@ -1,0 +1,269 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/idempotence-go/idempotence"
+	"github.com/idempotence-go/idempotence/examples/broker/faults"
+	"github.com/idempotence-go/idempotence/examples/broker/server"
+)
+
+const (
+	demoTopic      = "numbers"
+	demoRecords    = 50_000
+	demoPartitions = 3
+	demoInFlight   = 5
+	demoCutEvery   = 40 // appended batches
+
+	// demoTimeout ends a demo that gets nowhere; it takes a few seconds.
+	demoTimeout = time.Minute
+)
+
+// demo produces numbered records over a bad network to a broker that
+// deduplicates and to one that does not, and prints how each fared. It returns
+// an error unless the first stored every record exactly once, in spite of
+// producers that had to retry.
+func demo(ctx context.Context, out io.Writer, observe func(server.Event)) error {
+	ctx, cancel := context.WithTimeout(ctx, demoTimeout)
+	defer cancel()
+	fmt.Fprintf(out, "%s numbered records to %d partitions, %d requests in flight. After every %dth append\n"+
+		"all connections are cut before the producer hears of it, so it has to send again.\n",
+		thousands(demoRecords), demoPartitions, demoInFlight, demoCutEvery)
+
+	fmt.Fprintln(out, "\nWith deduplication:")
+	with, err := demoRun(ctx, out, server.Config{Observe: observe})
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(out, "\nWithout:")
+	without, err := demoRun(ctx, out, server.Config{Observe: observe, WithoutDeduplication: true})
+	if err != nil {
+		return err
+	}
+	printTable(out, with, without)
+	return with.judge()
+}
+
+// An outcome is what one run came to.
+type outcome struct {
+	sent, acknowledged  int
+	cuts                int
+	retried, recognised int // batches
+	refused             int // batches with a gap before them, which then came again
+	counts
+}
+
+// judge returns why the run does not show what it should, if so.
+func (o outcome) judge() error {
+	switch {
+	case o.acknowledged != o.sent || o.counts != counts{}:
+		return errors.New("with deduplication, the log is not what the producer was told: not exactly once")
+	case o.retried == 0 || o.recognised == 0:
+		return errors.New("no batch had to be sent again: the faults never bit, and nothing was shown")
+	}
+	return nil
+}
+
+func printTable(out io.Writer, with, without outcome) {
+	fmt.Fprintf(out, "\n%-36s%18s%12s\n", "", "deduplication on", "off")
+	for _, row := range []struct {
+		name          string
+		with, without int
+	}{
+		{"records sent", with.sent, without.sent},
+		{"records acknowledged", with.acknowledged, without.acknowledged},
+		{"connections cut after an append", with.cuts, without.cuts},
+		{"batches that came again", with.retried, without.retried},
+		{"duplicates recognised", with.recognised, without.recognised},
+		{"gaps refused, filled and sent again", with.refused, without.refused},
+		{"records missing", with.missing, without.missing},
+		{"records duplicated", with.duplicated, without.duplicated},
+		{"records out of order", with.outOfOrder, without.outOfOrder},
+		{"not at the offset acknowledged", with.misplaced, without.misplaced},
+	} {
+		fmt.Fprintf(out, "%-36s%18s%12s\n", row.name, thousands(row.with), thousands(row.without))
+	}
+	fmt.Fprintln(out)
+}
+
+// thousands formats n, which is not negative, with separators.
+func thousands(n int) string {
+	if n < 1000 {
+		return fmt.Sprint(n)
+	}
+	return fmt.Sprintf("%s,%03d", thousands(n/1000), n%1000)
+}
+
+// demoRun sets up a broker over a temporary directory with the proxy in front
+// of it, produces, and reads everything back.
+func demoRun(ctx context.Context, out io.Writer, cfg server.Config) (o outcome, err error) {
+	if cfg.Dir, err = os.MkdirTemp("", "broker-demo-"); err != nil {
+		return o, err
+	}
+	defer os.RemoveAll(cfg.Dir)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return o, err
+	}
+	proxy, err := faults.New(ln.Addr().String())
+	if err != nil {
+		return o, err
+	}
+	defer proxy.Close()
+
+	worst := &worstMoment{cut: proxy.Cut, seen: make(map[arrival]bool), next: cfg.Observe}
+	cfg.Advertise, cfg.Partitions, cfg.Observe = proxy.Addr(), demoPartitions, worst.observe
+	s, err := server.Open(cfg)
+	if err != nil {
+		return o, err
+	}
+	go s.Serve(ln)
+	defer func() { err = errors.Join(err, s.Shutdown(ctx)) }()
+
+	acknowledged, err := demoProduce(ctx, out, proxy.Addr(), worst.cuts.Load)
+	if err != nil {
+		return o, err
+	}
+	records, err := readBack(ctx, proxy.Addr(), demoTopic, demoPartitions)
+	if err != nil {
+		return o, err
+	}
+	o = worst.outcome()
+	o.sent, o.acknowledged = demoRecords, len(acknowledged)
+	o.counts = count(records, acknowledged)
+	fmt.Fprintln(out, "  everything read back and counted")
+	return o, nil
+}
+
+// demoProduce sends the records and returns where each was acknowledged. The
+// client is idempotent unless told otherwise, and has up to five requests in
+// flight then.
+func demoProduce(ctx context.Context, out io.Writer, addr string, cuts func() int64) (map[string]place, error) {
+	cl, err := kgo.NewClient(
+		kgo.SeedBrokers(addr),
+		kgo.DefaultProduceTopic(demoTopic),
+		kgo.AllowAutoTopicCreation(),
+		kgo.RecordPartitioner(kgo.ManualPartitioner()),
+		kgo.ProducerBatchMaxBytes(4<<10), // many batches, to have many to retry
+		kgo.ProducerBatchCompression(kgo.NoCompression()),
+		// The network is bad but near: no need to wait long to try again.
+		kgo.RetryBackoffFn(func(int) time.Duration { return 10 * time.Millisecond }),
+		kgo.MetadataMinAge(20*time.Millisecond),
+		kgo.AlwaysRetryEOF(), // even a connection that is cut at its very beginning
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer cl.Close()
+
+	acks := newAcks()
+	stop := every(time.Second, func() { printProgress(out, acks.len(), cuts()) })
+	for i := range demoRecords {
+		cl.Produce(ctx, &kgo.Record{
+			Value:     fmt.Appendf(nil, "record %08d %064d", i, i),
+			Partition: int32(i % demoPartitions),
+		}, acks.promise)
+	}
+	err = cl.Flush(ctx)
+	stop()
+	printProgress(out, acks.len(), cuts())
+	return acks.places, errors.Join(err, acks.err)
+}
+
+func printProgress(out io.Writer, acknowledged int, cuts int64) {
+	fmt.Fprintf(out, "  %6s of %s acknowledged, connections cut %d times\n",
+		thousands(acknowledged), thousands(demoRecords), cuts)
+}
+
+// every calls f regularly until stop is called, which waits for it.
+func every(d time.Duration, f func()) (stop func()) {
+	done, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		t := time.NewTicker(d)
+		defer t.Stop()
+		for {
+			select {
+			case <-t.C:
+				f()
+			case <-done:
+				return
+			}
+		}
+	}()
+	return func() { close(done); <-stopped }
+}
+
+// An arrival identifies a batch as its producer made it.
+type arrival struct {
+	partition int32
+	batch     idempotence.Batch
+}
+
+// worstMoment watches the broker's verdicts, and from time to time cuts all
+// connections right between a batch's append and its acknowledgement: the
+// producer cannot know that the batch is stored, and has to send it again.
+type worstMoment struct {
+	cut  func() error
+	next func(server.Event) // or nil
+	cuts atomic.Int64
+
+	mu                  sync.Mutex
+	seen                map[arrival]bool
+	appended            int
+	retried, recognised int
+	refused             int
+}
+
+func (w *worstMoment) observe(e server.Event) {
+	if w.next != nil {
+		w.next(e)
+	}
+	if w.record(e) {
+		w.cuts.Add(1)
+		w.cut() // only fails when the proxy is gone, and then nothing connects
+	}
+}
+
+// record counts the verdict and reports whether it is time for a cut.
+func (w *worstMoment) record(e server.Event) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	id := arrival{e.Partition, e.Batch}
+	if w.seen[id] {
+		w.retried++
+	}
+	if e.Err != nil {
+		w.refused++
+	}
+	w.seen[id] = true
+	switch e.Result.Verdict {
+	case idempotence.Duplicate:
+		w.recognised++
+	case idempotence.Append:
+		w.appended++
+		return w.appended%demoCutEvery == 0
+	}
+	return false
+}
+
+func (w *worstMoment) outcome() outcome {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return outcome{
+		cuts:       int(w.cuts.Load()),
+		retried:    w.retried,
+		recognised: w.recognised,
+		refused:    w.refused,
+	}
+}

@@ -1,0 +1,158 @@
+package server
+
+// This file is the consumer side: Fetch and ListOffsets.
+
+import (
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+)
+
+const (
+	maxFetchBytes = 8 << 20
+	maxFetchWait  = 30 * time.Second
+)
+
+// fetch answers with records once there are as many bytes of them as the
+// consumer wants, or with what there is when its patience ends.
+func (c *conn) fetch(req *kmsg.FetchRequest) (*kmsg.FetchResponse, error) {
+	c.awaitRecords(req)
+
+	budget := int(min(c.pendingBytes(req), int64(req.MaxBytes), maxFetchBytes))
+	if budget > 0 {
+		if err := c.claimFetchMemory(budget + c.cfg.MaxBatchBytes); err != nil {
+			return nil, err
+		}
+	}
+	resp := kmsg.NewPtrFetchResponse() // without a session id: sessions are optional
+	for _, t := range req.Topics {
+		topic := kmsg.NewFetchResponseTopic()
+		topic.Topic = t.Topic
+		for _, p := range t.Partitions {
+			answer := c.fetchPartition(t.Topic, p, &budget)
+			topic.Partitions = append(topic.Partitions, answer)
+		}
+		resp.Topics = append(resp.Topics, topic)
+	}
+	return resp, nil
+}
+
+// fetchPartition reads from one partition and takes what it read off budget,
+// until that is used up. The last batch may exceed it: a batch larger than the
+// consumer asked for is sent all the same, or it would never get past it.
+func (c *conn) fetchPartition(topic string, req kmsg.FetchRequestTopicPartition, budget *int) kmsg.FetchResponseTopicPartition {
+	resp := kmsg.NewFetchResponseTopicPartition()
+	resp.Partition = req.Partition
+	resp.RecordBatches = []byte{} // none is not null
+	p, err := c.topics.partition(topic, req.Partition)
+	if err != nil {
+		resp.ErrorCode = errorCode(err)
+		resp.HighWatermark = -1
+		return resp
+	}
+	resp.LogStartOffset = p.log.Start()
+	resp.HighWatermark = p.log.End() // one replica: what is appended is committed
+	resp.LastStableOffset = resp.HighWatermark
+	if req.FetchOffset < resp.LogStartOffset || req.FetchOffset > resp.HighWatermark {
+		resp.ErrorCode = kerr.OffsetOutOfRange.Code
+		return resp
+	}
+	if *budget <= 0 {
+		return resp
+	}
+	records, err := p.log.Read(req.FetchOffset, min(*budget, int(req.PartitionMaxBytes)))
+	if err != nil {
+		c.cfg.Log.Error("read failed", "topic", topic, "partition", req.Partition, "err", err)
+		resp.ErrorCode = kerr.KafkaStorageError.Code
+		return resp
+	}
+	if records != nil {
+		resp.RecordBatches = records
+	}
+	*budget -= len(records)
+	return resp
+}
+
+// awaitRecords returns when the request can be answered: there are enough
+// bytes, something is wrong with it, its time is up, or the broker stops.
+func (c *conn) awaitRecords(req *kmsg.FetchRequest) {
+	wake := make(chan struct{}, 1)
+	for _, t := range req.Topics {
+		for _, rp := range t.Partitions {
+			p, err := c.topics.partition(t.Topic, rp.Partition)
+			if err != nil || rp.FetchOffset > p.log.End() || rp.FetchOffset < p.log.Start() {
+				return
+			}
+			defer p.watch(wake)()
+		}
+	}
+	timeout := time.NewTimer(min(time.Duration(req.MaxWaitMillis)*time.Millisecond, maxFetchWait))
+	defer timeout.Stop()
+	for c.pendingBytes(req) < int64(req.MinBytes) {
+		select {
+		case <-wake:
+		case <-timeout.C:
+			return
+		case <-c.closing.Done():
+			return
+		}
+	}
+}
+
+// pendingBytes is about how many bytes the request could be answered with if
+// it set no limit.
+func (c *conn) pendingBytes(req *kmsg.FetchRequest) int64 {
+	var n int64
+	for _, t := range req.Topics {
+		for _, rp := range t.Partitions {
+			if p, err := c.topics.partition(t.Topic, rp.Partition); err == nil {
+				n += p.log.Pending(rp.FetchOffset)
+			}
+		}
+	}
+	return n
+}
+
+// The timestamps that ask for an end of the log rather than a point in time.
+const (
+	latestOffset   = -1
+	earliestOffset = -2
+)
+
+// listOffsets tells where the log begins, where it ends, and where to start
+// reading for records as late as a point in time.
+func (c *conn) listOffsets(req *kmsg.ListOffsetsRequest) *kmsg.ListOffsetsResponse {
+	resp := kmsg.NewPtrListOffsetsResponse()
+	for _, t := range req.Topics {
+		topic := kmsg.NewListOffsetsResponseTopic()
+		topic.Topic = t.Topic
+		for _, p := range t.Partitions {
+			topic.Partitions = append(topic.Partitions, c.listOffset(t.Topic, p))
+		}
+		resp.Topics = append(resp.Topics, topic)
+	}
+	return resp
+}
+
+func (c *conn) listOffset(topic string, req kmsg.ListOffsetsRequestTopicPartition) kmsg.ListOffsetsResponseTopicPartition {
+	resp := kmsg.NewListOffsetsResponseTopicPartition()
+	resp.Partition = req.Partition
+	p, err := c.topics.partition(topic, req.Partition)
+	if err != nil {
+		resp.ErrorCode = errorCode(err)
+		return resp
+	}
+	switch req.Timestamp {
+	case latestOffset:
+		resp.Offset = p.log.End()
+	case earliestOffset:
+		resp.Offset = p.log.Start()
+	default:
+		resp.Offset, resp.Timestamp, err = p.log.OffsetOfTime(req.Timestamp)
+	}
+	if err != nil {
+		resp.ErrorCode = kerr.KafkaStorageError.Code
+	}
+	return resp
+}

@@ -1,0 +1,166 @@
+package server_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/rand/v2"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/idempotence-go/idempotence/examples/broker/segment/segmenttest"
+	"github.com/idempotence-go/idempotence/examples/broker/server"
+)
+
+// framed puts a length before a request.
+func framed(p ...byte) []byte {
+	return append(binary.BigEndian.AppendUint32(nil, uint32(len(p))), p...)
+}
+
+func encode(req kmsg.Request) []byte {
+	return kmsg.NewRequestFormatter().AppendRequest(nil, req, 7)
+}
+
+// Bytes that are no request end the connection they came on, at once, and
+// nobody else's.
+func TestHostileBytes(t *testing.T) {
+	b := start(t, server.Config{MaxRequestBytes: 2 << 20})
+	good := b.dial()
+	good.create("t")
+
+	produce := encode(produceRequest("t", 0, segmenttest.Batch(31, 0, 0, "x")))
+	// A Produce request whose arrays claim to be as long as an int32 allows.
+	claims := bytes.Clone(produce[:len(produce)-len(segmenttest.Batch(31, 0, 0, "x"))-20])
+	claims = framed(append(claims[4:], 0xff, 0xff, 0xff, 0xff, 0x07)...)
+
+	seq := int32(0)
+	for name, p := range map[string][]byte{
+		"a web browser":          []byte("GET / HTTP/1.1\r\nHost: broker\r\n\r\n"),
+		"a TLS client":           {0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc, 0x03, 0x03},
+		"length 0":               framed(),
+		"length 1":               framed(0),
+		"negative length":        {0xff, 0xff, 0xff, 0xff, 0, 0},
+		"length of 2 GiB":        {0x7f, 0xff, 0xff, 0xff, 0, 0},
+		"unknown request":        framed(0x7f, 0xff, 0, 0, 0, 0, 0, 0, 0, 0),
+		"not served":             encode(kmsg.NewPtrDeleteTopicsRequest()),
+		"half a header":          framed(0, 0, 0, 9, 0, 0),
+		"no body":                framed(0, 0, 0, 9, 0, 0, 0, 0, 0xff, 0xff, 0),
+		"cut in the middle":      framed(produce[4 : len(produce)-10]...),
+		"endless array":          claims,
+		"zeros":                  make([]byte, 1<<16),
+		"long small request":     {0, 1, 0, 1, 0, 3, 0, 9},
+		"longer than allowed":    {0, 0x20, 0, 1, 0, 0, 0, 9},
+		"client id past the end": framed(0, 3, 0, 1, 0, 0, 0, 0, 0x7f, 0xff),
+	} {
+		bad := b.dial()
+		if _, err := bad.nc.Write(p); err != nil && name != "zeros" { // closed before all is sent
+			t.Fatal(err)
+		}
+		if !bad.closed() {
+			t.Errorf("%s: the connection stayed open", name)
+		}
+		wantAnswer(t, "good client after "+name, good.batch(31, 0, seq, 1), stored(int64(seq)))
+		seq++
+	}
+}
+
+// Requests that are damaged at random places do not take the broker down, are
+// never stored as something that they are not, and disturb nobody.
+func TestDamagedRequests(t *testing.T) {
+	b := start(t, server.Config{})
+	good := b.dial()
+	good.create("t")
+	const rounds, seed = 400, 1
+	rng := rand.New(rand.NewPCG(seed, seed))
+	requests := [][]byte{
+		encode(produceRequest("t", 1, segmenttest.Batch(31, 0, 0, "x", "y"))),
+		encode(fetchRequest("t", 1, 0)),
+		encode(kmsg.NewPtrMetadataRequest()),
+		encode(kmsg.NewPtrListOffsetsRequest()),
+		encode(kmsg.NewPtrInitProducerIDRequest()),
+		encode(kmsg.NewPtrApiVersionsRequest()),
+	}
+	for i := range rounds {
+		p := bytes.Clone(requests[rng.IntN(len(requests))])
+		for range 1 + rng.IntN(4) {
+			p[4+rng.IntN(len(p)-4)] ^= byte(1 + rng.IntN(255))
+		}
+		bad := b.dial()
+		if _, err := bad.nc.Write(p); err != nil {
+			t.Fatal(err)
+		}
+		bad.nc.Close()
+		if i%20 == 0 {
+			seq := int32(i / 20)
+			wantAnswer(t, "good client", good.batch(31, 0, seq, 1), stored(int64(seq)))
+		}
+	}
+	// Whatever got past the checksum is a batch, and the log is sound.
+	got := good.fetch(fetchRequest("t", 1, 0))
+	if got.ErrorCode != 0 {
+		t.Errorf("seed %d: the damaged partition answers code %d", seed, got.ErrorCode)
+	}
+}
+
+// There are so many connections and no more; one that ends makes room.
+func TestConnectionLimit(t *testing.T) {
+	b := start(t, server.Config{MaxConnections: 2})
+	first, second := b.dial(), b.dial()
+	first.create("t")
+	second.create("t")
+	if !b.dial().closed() {
+		t.Error("a third connection was served")
+	}
+	first.nc.Close()
+	second.create("t")
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		c := b.dial()
+		c.send(kmsg.NewPtrApiVersionsRequest())
+		if _, err := c.receive(kmsg.NewPtrApiVersionsRequest()); err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("no room after a connection ended")
+		}
+	}
+}
+
+// A client that announces much and sends little holds little: here many of
+// them announce far more than the broker would ever spare.
+func TestAnnouncedRequestsTakeNoMemory(t *testing.T) {
+	b := start(t, server.Config{MaxRequestBytes: 8 << 20, RequestMemory: 8 << 20})
+	good := b.dial()
+	good.create("t")
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range 50 {
+		if _, err := b.dial().nc.Write([]byte{0, 0x7f, 0, 0, 0, 0, 0, 9}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for seq := range int32(20) {
+		wantAnswer(t, "good client", good.batch(31, 0, seq, 1), stored(int64(seq)))
+	}
+	runtime.ReadMemStats(&after)
+	if grown := after.HeapAlloc - min(before.HeapAlloc, after.HeapAlloc); grown > 32<<20 {
+		t.Errorf("the heap grew by %d bytes for requests that never came", grown)
+	}
+}
+
+// A limit that another one makes impossible is found at the start.
+func TestConfigIsChecked(t *testing.T) {
+	for name, cfg := range map[string]server.Config{
+		"no directory":                  {},
+		"negative partitions":           {Dir: t.TempDir(), Partitions: -1},
+		"more partitions than possible": {Dir: t.TempDir(), Partitions: 4, MaxPartitions: 3},
+		"batch larger than a request":   {Dir: t.TempDir(), MaxBatchBytes: 2, MaxRequestBytes: 1},
+		"request larger than memory":    {Dir: t.TempDir(), MaxRequestBytes: 9 << 20, RequestMemory: 8 << 20},
+		"answer larger than memory":     {Dir: t.TempDir(), FetchMemory: 1 << 20},
+	} {
+		if _, err := server.Open(cfg); err == nil {
+			t.Errorf("%s: opened", name)
+		}
+	}
+}

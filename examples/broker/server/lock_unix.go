@@ -1,0 +1,23 @@
+//go:build unix
+
+package server
+
+import (
+	"fmt"
+	"os"
+	"syscall"
+)
+
+// lockFile takes a lock that ends with the process, however that ends, or when
+// the file is closed.
+func lockFile(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("in use by another broker: %w", err)
+	}
+	return f, nil
+}

@@ -1,0 +1,133 @@
+// Package wire is the framing of the Kafka protocol: a four-byte length, a
+// request or response header, and a body that package kmsg reads and writes.
+// It knows nothing of topics or producers.
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/twmb/franz-go/pkg/kbin"
+	"github.com/twmb/franz-go/pkg/kmsg"
+)
+
+// The reasons a frame is refused. The connection it came on is of no further
+// use, with one exception: see [ErrUnsupportedVersion].
+var (
+	// ErrMalformed is returned for a frame that is not what its header says.
+	ErrMalformed = errors.New("wire: malformed request")
+
+	// ErrUnsupportedKey is returned for a request this broker does not serve.
+	ErrUnsupportedKey = errors.New("wire: unsupported request")
+
+	// ErrUnsupportedVersion is returned for a request it does serve, in a
+	// version it does not. For ApiVersions the protocol asks for an answer in
+	// version 0, which every client understands; [Decode] returns the header
+	// with this error so that the caller can give it.
+	ErrUnsupportedVersion = errors.New("wire: unsupported request version")
+)
+
+// Header is what precedes the body of every request.
+type Header struct {
+	Key           int16
+	Version       int16
+	CorrelationID int32
+	ClientID      string // empty also when the client sent none
+}
+
+// Versions is an inclusive range of versions of one request.
+type Versions struct{ Min, Max int16 }
+
+// APIs says which requests are served, by request key.
+type APIs map[int16]Versions
+
+// maxProduceTopics bounds the array whose elements take two bytes on the wire
+// and dozens in memory, in the one request that may be megabytes long.
+const maxProduceTopics = 10_000
+
+// Decode reads one request from a frame without its length. The request
+// refers to the frame's memory. All errors wrap one of the sentinels above.
+func Decode(frame []byte, apis APIs) (h Header, req kmsg.Request, err error) {
+	// The decoders are generated code that reads hostile bytes: should one of
+	// them panic, it is to cost the sender its connection, and no one else.
+	defer func() {
+		if r := recover(); r != nil {
+			req, err = nil, fmt.Errorf("%w: %v", ErrMalformed, r)
+		}
+	}()
+
+	r := kbin.Reader{Src: frame}
+	h = Header{Key: r.Int16(), Version: r.Int16(), CorrelationID: r.Int32()}
+	if !r.Ok() {
+		return h, nil, fmt.Errorf("%w: %d bytes", ErrMalformed, len(frame))
+	}
+	served, ok := apis[h.Key]
+	if !ok {
+		return h, nil, fmt.Errorf("%w: key %d", ErrUnsupportedKey, h.Key)
+	}
+	if h.Version < served.Min || h.Version > served.Max {
+		return h, nil, fmt.Errorf("%w: %s version %d, served are %d to %d",
+			ErrUnsupportedVersion, kmsg.NameForKey(h.Key), h.Version, served.Min, served.Max)
+	}
+
+	req = kmsg.RequestForKey(h.Key)
+	req.SetVersion(h.Version)
+	// The client id is never in the compact form, since a broker reads it
+	// before it can tell whether it knows the version.
+	if id := r.NullableString(); id != nil {
+		h.ClientID = *id
+	}
+	if req.IsFlexible() {
+		kmsg.SkipTags(&r)
+	}
+	if err := r.Complete(); err != nil {
+		return h, nil, fmt.Errorf("%w: header: %v", ErrMalformed, err)
+	}
+	if err := boundProduceTopics(req, r.Src); err != nil {
+		return h, nil, err
+	}
+	if err := req.ReadFrom(r.Src); err != nil {
+		return h, nil, fmt.Errorf("%w: %s version %d: %v",
+			ErrMalformed, kmsg.NameForKey(h.Key), h.Version, err)
+	}
+	return h, req, nil
+}
+
+// boundProduceTopics looks ahead at the number of topics in a Produce request.
+func boundProduceTopics(req kmsg.Request, body []byte) error {
+	if _, ok := req.(*kmsg.ProduceRequest); !ok {
+		return nil
+	}
+	r := kbin.Reader{Src: body}
+	var topics int32
+	if req.IsFlexible() {
+		r.CompactNullableString() // transactional id
+		r.Span(2 + 4)             // acks, timeout
+		topics = r.CompactArrayLen()
+	} else {
+		r.NullableString()
+		r.Span(2 + 4)
+		topics = r.ArrayLen()
+	}
+	if topics > maxProduceTopics {
+		return fmt.Errorf("%w: %d topics in a Produce request, at most %d",
+			ErrMalformed, topics, maxProduceTopics)
+	}
+	return nil
+}
+
+// AppendResponse appends a whole response, its length included, to dst.
+func AppendResponse(dst []byte, correlationID int32, resp kmsg.Response) []byte {
+	start := len(dst)
+	dst = append(dst, 0, 0, 0, 0)
+	dst = kbin.AppendInt32(dst, correlationID)
+	// A client reads the answer to ApiVersions before it knows which versions
+	// the broker speaks, so that answer's header never carries tags.
+	if _, ok := resp.(*kmsg.ApiVersionsResponse); !ok && resp.IsFlexible() {
+		dst = append(dst, 0)
+	}
+	dst = resp.AppendTo(dst)
+	binary.BigEndian.PutUint32(dst[start:], uint32(len(dst)-start-4))
+	return dst
+}
