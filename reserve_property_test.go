@@ -611,13 +611,12 @@ func (p *pipeline) restore() {
 	p.model.abandon()
 	p.tidy()
 	stats, maxID, now := p.model.stats, p.model.maxID, p.model.now
-	evicted := p.m.Stats().Evicted
 	if err := p.m.Restore(bytes.NewReader(s.bytes)); err != nil {
 		p.fail("restore: %v", err)
 	}
 	p.model = s.model.copyBelow(s.end)
 	p.model.stats, p.model.now = stats, max(now, p.model.now)
-	p.model.stats.Evicted += p.m.Stats().Evicted - evicted
+	p.model.evictDownTo(p.model.cap)
 	p.model.maxID = max(maxID, p.model.maxID)
 	p.read(s.end)
 	p.endAtLog()
