@@ -327,21 +327,16 @@ func (m *queueModel) active(pid int64) {
 	m.turn[pid], m.fresh[pid] = m.turns, true
 }
 
-// makeRoomFor evicts the least recently active of those that may go, before a
-// producer that is unknown is remembered.
+// makeRoomFor makes room for a producer that is unknown.
 func (m *queueModel) makeRoomFor(pid int64) {
 	if pid != NoProducerID && len(m.accepted[pid]) == 0 {
 		m.evictDownTo(m.cap - 1)
 	}
 }
 
-// evictDownTo evicts the least recently active of those that may go, until no
-// more than n are left.
+// evictDownTo evicts the least recently active of those that may go.
 func (m *queueModel) evictDownTo(n int) {
-	if m.cap <= 0 {
-		return
-	}
-	for len(m.accepted) > n {
+	for m.cap > 0 && len(m.accepted) > n {
 		oldest := int64(-1)
 		for other := range m.accepted {
 			if len(m.queues[other]) == 0 && (oldest < 0 || m.turn[other] < m.turn[oldest]) {

@@ -630,8 +630,8 @@ func (p *pipeline) finish() {
 		p.verify()
 	}
 	p.readLog()
-	if p.model.forgot {
-		return
+	if p.model.forgot || p.cfg.MaxProducers > 0 {
+		return // a rebuild knows who was forgotten, and has nobody in flight
 	}
 	rebuilt := New(p.cfg)
 	for _, l := range p.log {
