@@ -327,13 +327,16 @@ func (m *queueModel) active(pid int64) {
 	m.turn[pid], m.fresh[pid] = m.turns, true
 }
 
-// makeRoomFor evicts the least recently active of those that may go, before a
-// producer that is unknown is remembered.
+// makeRoomFor makes room for a producer that is unknown.
 func (m *queueModel) makeRoomFor(pid int64) {
-	if m.cap <= 0 || pid == NoProducerID || len(m.accepted[pid]) > 0 {
-		return
+	if pid != NoProducerID && len(m.accepted[pid]) == 0 {
+		m.evictDownTo(m.cap - 1)
 	}
-	for len(m.accepted) >= m.cap {
+}
+
+// evictDownTo evicts the least recently active of those that may go.
+func (m *queueModel) evictDownTo(n int) {
+	for m.cap > 0 && len(m.accepted) > n {
 		oldest := int64(-1)
 		for other := range m.accepted {
 			if len(m.queues[other]) == 0 && (oldest < 0 || m.turn[other] < m.turn[oldest]) {

@@ -611,13 +611,12 @@ func (p *pipeline) restore() {
 	p.model.abandon()
 	p.tidy()
 	stats, maxID, now := p.model.stats, p.model.maxID, p.model.now
-	evicted := p.m.Stats().Evicted
 	if err := p.m.Restore(bytes.NewReader(s.bytes)); err != nil {
 		p.fail("restore: %v", err)
 	}
 	p.model = s.model.copyBelow(s.end)
 	p.model.stats, p.model.now = stats, max(now, p.model.now)
-	p.model.stats.Evicted += p.m.Stats().Evicted - evicted
+	p.model.evictDownTo(p.model.cap)
 	p.model.maxID = max(maxID, p.model.maxID)
 	p.read(s.end)
 	p.endAtLog()
@@ -631,14 +630,17 @@ func (p *pipeline) finish() {
 		p.verify()
 	}
 	p.readLog()
-	if p.model.forgot {
-		return
+	if p.model.forgot || p.cfg.MaxProducers > 0 {
+		return // a rebuild knows who was forgotten, and has nobody in flight
 	}
 	rebuilt := New(p.cfg)
 	for _, l := range p.log {
 		if err := rebuilt.Replay(l.batch, l.base); err != nil {
 			p.fail("replay: %v", err)
 		}
+	}
+	if rebuilt.Stats().Evicted > 0 {
+		return // what was in flight has lived on above the cap, and nothing protects it in a rebuild
 	}
 	want, got := stateOf(rebuilt), stateOf(p.m)
 	if got.EndOffset < want.EndOffset || got.EndOffset > p.end {
