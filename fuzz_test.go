@@ -55,3 +55,38 @@ func FuzzManager(f *testing.F) {
 		}
 	})
 }
+
+// FuzzReservations lets the fuzzer choose the operations on a manager with
+// reservations and on its log (the first byte is the policy). The invariants
+// are those at the top of reserve_property_test.go.
+func FuzzReservations(f *testing.F) {
+	names := map[string]byte{}
+	for i, a := range pipelineActions {
+		names[a.name] = byte(i)
+	}
+	next, retry, commit := names["next"], names["retry"], names["commit"]
+	f.Add([]byte{0})
+	// Three in flight, a retry of each, settled from the last to the first.
+	f.Add([]byte{0, next, 0, 0, next, 0, 1, next, 0, 2, retry, 0, 0, retry, 0, 1, retry, 0, 2, commit, 2, commit, 1, commit, 0})
+	// The second fails behind the first and before the third.
+	f.Add([]byte{1, next, 0, 0, 0, next, 0, 0, next, 0, 0, names["abort"], 1, 1, commit, 0, names["a call too many"], 0, 0, names["a call too many"], 0, 1})
+	// The last is in the log, the first fails.
+	f.Add([]byte{0, next, 0, 0, next, 0, 0, commit, 1, names["abort"], 0, 0})
+	// Abandoned with the first in the log, and read again.
+	f.Add([]byte{0, next, 0, 0, next, 1, 0, names["abandon"], 1, names["snapshot"], next, 0, 0, names["restore"], 0, 1})
+	// Everything in turn, with bytes that differ.
+	var all []byte
+	for i := range 64 * byte(3) {
+		all = append(all, i*37)
+	}
+	f.Add(all)
+	f.Fuzz(func(t *testing.T, choices []byte) {
+		c := &fromBytes{rest: choices}
+		p := newPipeline(t, c, pipelineConfigs[c.pick(len(pipelineConfigs))].cfg)
+		for len(c.rest) > 0 {
+			pipelineActions[c.pick(len(pipelineActions))].do(p)
+			p.verify()
+		}
+		p.finish()
+	})
+}

@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -275,6 +276,9 @@ type ProducerStateManager struct {
 	// would give, but for producers forgotten; see Truncate.
 	inexact  bool
 	activity activity
+	// cuts counts how often something was taken back from the log. Snapshots
+	// compare it, to know that they are of a log that is no longer.
+	cuts atomic.Uint64
 	// inFlight is what has been reserved, or nil where nothing ever was.
 	inFlight *pipelines
 }

@@ -120,6 +120,21 @@ func (p *partition) restart(t *testing.T) {
 	p.m.Advance(p.end)
 }
 
+// restore loses the memory, and restores a snapshot and what the log has after
+// it.
+func (p *partition) restore(t *testing.T, snapshot []byte) {
+	t.Helper()
+	p.m = restored(t, p.cfg, snapshot)
+	for _, l := range p.log {
+		if l.end() > p.m.EndOffset() {
+			if err := apply(p.m, l); err != nil {
+				t.Fatalf("replay of %+v: %v", l, err)
+			}
+		}
+	}
+	p.m.Advance(p.end)
+}
+
 // truncate cuts the log, and the memory with it. It rebuilds the memory where
 // what is left of it is not exact, as an embedder must.
 func (p *partition) truncate(t *testing.T, to int64) (exact bool) {

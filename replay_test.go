@@ -19,12 +19,6 @@ func segmentOf(batches, producers int) []byte {
 	return log
 }
 
-type nullSink struct{}
-
-func (nullSink) replayBatch(b Batch, baseOffset int64) error { return nil }
-func (nullSink) replayMarker(m Marker, offset int64) error   { return nil }
-func (nullSink) skipTo(endOffset int64) error                { return nil }
-
 // BenchmarkReplayLog reports as x-of-crc how fast a segment of batches of 1 KiB
 // is replayed, as a part of the speed of nothing but a CRC-32C over the same
 // bytes, measured in turn with it.
@@ -35,7 +29,7 @@ func BenchmarkReplayLog(b *testing.B) {
 	var replay, crc time.Duration
 	for range b.N {
 		start := time.Now()
-		if _, err := readLog(bytes.NewReader(log), 0, nullSink{}); err != nil {
+		if _, err := New(Config{}).ReplayLog(bytes.NewReader(log)); err != nil {
 			b.Fatal(err)
 		}
 		replay += time.Since(start)
@@ -44,4 +38,38 @@ func BenchmarkReplayLog(b *testing.B) {
 		crc += time.Since(start)
 	}
 	b.ReportMetric(crc.Seconds()/replay.Seconds(), "x-of-crc")
+}
+
+// BenchmarkReplay reports how many batches a second are replayed from their
+// headers alone, and as x-of-commit the cost of one as a multiple of the cost of
+// a Commit, measured in turn with it on the same state.
+func BenchmarkReplay(b *testing.B) {
+	forCounts(b, func(b *testing.B, n int) {
+		m, order := full(n)
+		offset, seq := m.EndOffset(), int32(WindowSize)
+		round := func(apply func(Batch, int64) error) time.Duration {
+			start := time.Now()
+			for done := 0; done < max(n, 1000); done += n {
+				for _, pid := range order {
+					if err := apply(Batch{ProducerID: pid, BaseSequence: seq, Count: 1}, offset); err != nil {
+						b.Fatal(err)
+					}
+					offset++
+				}
+				seq = nextSequence(seq)
+			}
+			return time.Since(start)
+		}
+		var replay, commit time.Duration
+		b.ResetTimer()
+		for done := 0; done < b.N; done += max(n, 1000) {
+			replay += round(m.Replay)
+			b.StopTimer()
+			commit += round(m.CommitBatch)
+			b.StartTimer()
+		}
+		batches := (b.N + max(n, 1000) - 1) / max(n, 1000) * max(n, 1000)
+		b.ReportMetric(float64(batches)/replay.Seconds(), "batches/s")
+		b.ReportMetric(replay.Seconds()/commit.Seconds(), "x-of-commit")
+	})
 }

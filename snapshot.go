@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"slices"
+	"sync/atomic"
 )
 
 // This file makes the state survive a restart: a snapshot is taken in no time,
@@ -123,6 +124,9 @@ type Snapshot struct {
 	current uint32
 	// capped says that the order of the lists is that of the commits.
 	capped bool
+	// cuts counts those of the manager, and cutsBefore is how many there were.
+	cuts       *atomic.Uint64
+	cutsBefore uint64
 	// trimmed says that some of what is remembered lies past the end offset.
 	trimmed bool
 }
@@ -151,13 +155,15 @@ func (m *ProducerStateManager) Snapshot() *Snapshot {
 	defer m.mu.Unlock()
 	end := m.snapshotEnd()
 	return &Snapshot{
-		rows:    m.table.freeze(),
-		marks:   slices.Clone(m.activity.marks),
-		idle:    m.activity.idle,
-		parked:  m.activity.parked,
-		current: m.activity.current,
-		capped:  m.cfg.MaxProducers > 0,
-		trimmed: end < m.endOffset,
+		rows:       m.table.freeze(),
+		marks:      slices.Clone(m.activity.marks),
+		idle:       m.activity.idle,
+		parked:     m.activity.parked,
+		current:    m.activity.current,
+		capped:     m.cfg.MaxProducers > 0,
+		trimmed:    end < m.endOffset,
+		cuts:       &m.cuts,
+		cutsBefore: m.cuts.Load(),
 		head: snapshotHead{
 			logID:         m.cfg.LogID,
 			endOffset:     end,
@@ -179,6 +185,9 @@ func (m *ProducerStateManager) Snapshot() *Snapshot {
 // The promise takes that a batch is committed before the append lock is given
 // up, or reserved before it is appended.
 func (s *Snapshot) EndOffset() int64 { return s.head.endOffset }
+
+// stale reports whether the log was cut since.
+func (s *Snapshot) stale() bool { return s.cuts.Load() != s.cutsBefore }
 
 // LogID returns the identity of the log, as it was in Config.
 func (s *Snapshot) LogID() [16]byte { return s.head.logID }
@@ -418,17 +427,23 @@ func (p *producer) flags() byte {
 // Safe for concurrent use. It holds the lock only at the end, for a time that
 // does not depend on the number of producers.
 func (m *ProducerStateManager) Restore(r io.Reader) error {
-	d := newSnapshotDecoder(r)
-	n := New(m.cfg)
-	logID := n.decode(d)
-	if d.err != nil {
-		return d.err
-	}
-	if none := [16]byte{}; logID != m.cfg.LogID && logID != none && m.cfg.LogID != none {
-		return fmt.Errorf("%w: it is of log %x, this is log %x", ErrSnapshotLog, logID, m.cfg.LogID)
+	n, err := m.read(r)
+	if err != nil {
+		return err
 	}
 	m.replaceBy(n)
 	return nil
+}
+
+// read returns a manager with the same Config and the state of a snapshot.
+func (m *ProducerStateManager) read(r io.Reader) (*ProducerStateManager, error) {
+	d := newSnapshotDecoder(r)
+	n := New(m.cfg)
+	logID := n.decode(d)
+	if none := [16]byte{}; d.err == nil && logID != m.cfg.LogID && logID != none && m.cfg.LogID != none {
+		d.err = fmt.Errorf("%w: it is of log %x, this is log %x", ErrSnapshotLog, logID, m.cfg.LogID)
+	}
+	return n, d.err
 }
 
 // replaceBy makes the state of n, which nobody else knows, that of m.
@@ -730,6 +745,20 @@ func (d *snapshotDecoder) requireEnd() {
 	}
 }
 
+// verifySnapshot returns an error if a snapshot has not the bytes that were
+// written. What they say it does not look at.
+func verifySnapshot(r io.Reader) error {
+	d := newSnapshotDecoder(r)
+	d.version()
+	for len(d.peek(snapshotChunk)) == snapshotChunk {
+		d.skip(snapshotChunk - checksumSize)
+	}
+	d.skip(max(0, d.end-d.start-checksumSize))
+	sum := d.checksum()
+	d.requireSum(sum, d.uint32())
+	return d.err
+}
+
 func (d *snapshotDecoder) uint32() uint32 {
 	if b := d.take(4); b != nil {
 		return littleEndian.Uint32(b)
@@ -757,14 +786,19 @@ func (d *snapshotDecoder) mark() mark {
 	return mark{ms: i.ms, ns: i.ns, producers: d.uint32()}
 }
 
-// head reads the header up to the counts.
-func (d *snapshotDecoder) head() snapshotHead {
+// version reads what every version begins with.
+func (d *snapshotDecoder) version() {
 	if b := d.take(len(snapshotMagic)); b != nil && string(b) != snapshotMagic {
 		d.fail("it begins with %x", b)
 	}
 	if v := d.uint32(); v != snapshotVersion && d.err == nil {
 		d.err = fmt.Errorf("%w: %d, known is %d", ErrSnapshotVersion, v, snapshotVersion)
 	}
+}
+
+// head reads the header up to the counts.
+func (d *snapshotDecoder) head() snapshotHead {
+	d.version()
 	var h snapshotHead
 	copy(h.logID[:], d.take(len(h.logID)))
 	h.endOffset, h.maxProducerID, h.lastMarker, h.forgotAt = d.int64(), d.int64(), d.int64(), d.int64()

@@ -77,15 +77,6 @@ func besideFloor(b *testing.B, snapshot []byte, producers int, body func()) {
 	b.ReportMetric(float64(len(snapshot))/float64(producers), "B/producer")
 }
 
-func encoded(b testing.TB, m *ProducerStateManager) []byte {
-	b.Helper()
-	var buf bytes.Buffer
-	if _, err := m.Snapshot().WriteTo(&buf); err != nil {
-		b.Fatal(err)
-	}
-	return buf.Bytes()
-}
-
 // sliceWriter is a memory of the right size, so that what is measured is not
 // how a buffer grows.
 type sliceWriter struct{ free []byte }

@@ -36,6 +36,8 @@ import (
 //	advance-start to=2                                retention deletes the log's head
 //	reset                                             the log is created again
 //	restart none                                      memory lost, rebuilt from the log
+//	snapshot S -> 4                                   taken and written; where it ends
+//	restart S                                         memory lost, S restored, the log replayed from its end
 //	window pid=31 -> epoch=0 0..2@0 3..3@3            what is remembered, oldest first
 //	window pid=32 -> none
 //	activity pid=31 -> 500                            LastActivity; or: since the last Expire
@@ -67,6 +69,8 @@ type transcript struct {
 	cfg  Config
 	part *partition
 	held map[string]inFlight
+	// snapshots are the bytes of those taken.
+	snapshots map[string][]byte
 }
 
 // inFlight is an append that has passed Check or Reserve. One that has a
@@ -112,6 +116,7 @@ func init() {
 		"advance-start": {play: (*transcript).advanceStart},
 		"reset":         {play: (*transcript).reset, changes: true},
 		"restart":       {play: (*transcript).restart, changes: true},
+		"snapshot":      {play: (*transcript).snapshot, whole: true},
 		"window":        {play: (*transcript).window, whole: true},
 		"activity":      {play: (*transcript).activity, whole: true},
 		"txn":           {play: (*transcript).txn, whole: true},
@@ -134,7 +139,13 @@ var modes = map[string]UnknownProducerPolicy{
 // it is at the end.
 func play(t *testing.T, text string) *partition {
 	t.Helper()
-	tr := &transcript{t: t, held: map[string]inFlight{}}
+	return playWith(t, Config{}, text)
+}
+
+// playWith is play with a Config that has more than settings can say.
+func playWith(t *testing.T, cfg Config, text string) *partition {
+	t.Helper()
+	tr := &transcript{t: t, cfg: cfg, held: map[string]inFlight{}, snapshots: map[string][]byte{}}
 	played := 0
 	for n, line := range strings.Split(text, "\n") {
 		line = strings.TrimSpace(line)
@@ -420,11 +431,23 @@ func (tr *transcript) reset(step) string {
 	return ""
 }
 
+func (tr *transcript) snapshot(s step) string {
+	snapshot := tr.part.m.Snapshot()
+	tr.snapshots[s.words[0]] = written(tr.t, snapshot)
+	return fmt.Sprint(snapshot.EndOffset())
+}
+
 func (tr *transcript) restart(s step) string {
-	if !slices.Equal(s.words, []string{"none"}) {
-		tr.t.Fatalf("restart from what? %q", s.words)
+	name := strings.Join(s.words, " ")
+	if name == "none" {
+		tr.part.restart(tr.t)
+		return ""
 	}
-	tr.part.restart(tr.t)
+	snapshot, ok := tr.snapshots[name]
+	if !ok {
+		tr.t.Fatalf("restart from what? %q", name)
+	}
+	tr.part.restore(tr.t, snapshot)
 	return ""
 }
 

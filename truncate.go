@@ -47,6 +47,7 @@ func (m *ProducerStateManager) Truncate(to int64) (exact bool) {
 
 // truncate is Truncate below the end offset. Requires mu held.
 func (m *ProducerStateManager) truncate(to int64) {
+	m.cuts.Add(1)
 	m.inexact = m.inexact || to <= m.lastMarker || to < m.forgotAt
 	m.endOffset = to
 	m.lastMarker = min(m.lastMarker, to-1)
@@ -129,6 +130,7 @@ func (m *ProducerStateManager) Reset() {
 // empty forgets everything that an empty log has nothing of. Requires mu held,
 // and nothing in flight.
 func (m *ProducerStateManager) empty() {
+	m.cuts.Add(1)
 	m.table = newTable()
 	m.activity = activity{now: m.activity.now}
 	m.endOffset, m.lastMarker, m.forgotAt, m.inexact = 0, noOffset, 0, false

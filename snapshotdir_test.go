@@ -1,0 +1,667 @@
+package idempotence
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// This file tests the directory of snapshots: on a disk in memory of which each
+// step can fail, and which can crash between any two, and on a real one.
+
+// disk is a file system in memory. What was not forced to it may be lost in a
+// crash, names and contents each for themselves.
+type disk struct {
+	names   map[string]*inode // as programs see it
+	durable map[string]*inode // the names as they are after a crash at the worst moment
+	locked  bool
+	steps   []string // what was done, with the step's number
+	faults  map[int]fault
+}
+
+type inode struct{ data, synced []byte }
+
+// fault is what goes wrong at a step.
+type fault int
+
+const (
+	fails      fault = iota + 1 // nothing is done, and an error comes back
+	lies                        // it is done, and an error comes back all the same
+	crashes0                    // the machine stops before it
+	crashesEnd                  // the machine stops after it
+)
+
+var (
+	errFault = &os.PathError{Op: "write", Path: "disk", Err: syscall.ENOSPC}
+	errCrash = errors.New("the machine has stopped")
+)
+
+func newDisk() *disk {
+	return &disk{names: map[string]*inode{}, durable: map[string]*inode{}, faults: map[int]fault{}}
+}
+
+// do does a step, unless it fails. Once the machine has stopped, nothing is done.
+func (d *disk) do(what string, effect func()) error {
+	n := len(d.steps)
+	d.steps = append(d.steps, what)
+	for at, f := range d.faults {
+		if at < n && f >= crashes0 {
+			return errCrash
+		}
+	}
+	switch d.faults[n] {
+	case fails:
+		return errFault
+	case lies:
+		effect()
+		return errFault
+	case crashes0:
+		return errCrash
+	case crashesEnd:
+		effect()
+		return errCrash
+	}
+	effect()
+	return nil
+}
+
+// afterCrash returns the disk as the machine finds it when it starts again: with
+// the names as they were forced to disk last, or as they were last; and what was
+// not forced to disk of the contents gone, half there, or there.
+func (d *disk) afterCrash(namesKept bool, kept func(unsynced []byte) []byte) *disk {
+	again := newDisk()
+	from := d.durable
+	if namesKept {
+		from = d.names
+	}
+	for name, node := range from {
+		data := node.synced
+		if !bytes.Equal(node.data, node.synced) {
+			data = kept(node.data)
+		}
+		again.names[name] = &inode{bytes.Clone(data), bytes.Clone(data)}
+	}
+	again.durable = maps.Clone(again.names)
+	return again
+}
+
+func (d *disk) makeDir(string) error { return d.do("makeDir", func() {}) }
+
+func (d *disk) list(string) (names []string, err error) {
+	err = d.do("list", func() {
+		for name := range d.names {
+			names = append(names, filepath.Base(name))
+		}
+	})
+	return names, err
+}
+
+func (d *disk) open(name string) (r io.ReadCloser, err error) {
+	err = d.do("open", func() {
+		if node := d.names[name]; node != nil {
+			r = io.NopCloser(bytes.NewReader(node.data))
+		}
+	})
+	if err == nil && r == nil {
+		err = os.ErrNotExist
+	}
+	return r, err
+}
+
+func (d *disk) create(name string) (syncWriteCloser, error) {
+	node := &inode{}
+	return &diskFile{d, node}, d.do("create", func() { d.names[name] = node })
+}
+
+func (d *disk) rename(from, to string) error {
+	return d.do("rename", func() {
+		d.names[to] = d.names[from]
+		delete(d.names, from)
+	})
+}
+
+func (d *disk) remove(name string) error {
+	return d.do("remove", func() { delete(d.names, name) })
+}
+
+func (d *disk) syncDir(string) error {
+	return d.do("syncDir", func() { d.durable = maps.Clone(d.names) })
+}
+
+func (d *disk) lock(string) (io.Closer, error) {
+	if d.locked {
+		return nil, ErrSnapshotDirInUse
+	}
+	d.locked = true
+	return diskLock{d}, nil
+}
+
+type diskLock struct{ d *disk }
+
+func (l diskLock) Close() error { l.d.locked = false; return nil }
+
+type diskFile struct {
+	d    *disk
+	node *inode
+}
+
+// Write writes half of p where it fails: the disk is full.
+func (f *diskFile) Write(p []byte) (int, error) {
+	n := 0
+	err := f.d.do("write", func() { n = len(p) })
+	if err == errFault {
+		n = len(p) / 2
+	}
+	f.node.data = append(f.node.data, p[:n]...)
+	return n, err
+}
+
+func (f *diskFile) Sync() error {
+	return f.d.do("sync", func() { f.node.synced = bytes.Clone(f.node.data) })
+}
+
+func (f *diskFile) Close() error { return f.d.do("close", func() {}) }
+
+// logOf returns a manager that has committed so many batches of one record.
+func logOf(t testing.TB, batches int) *ProducerStateManager {
+	t.Helper()
+	m := New(Config{})
+	for i := range batches {
+		if err := m.Commit(31, 0, int32(i), 1, int64(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return m
+}
+
+func openDisk(t testing.TB, d *disk, keep int) *SnapshotDir {
+	t.Helper()
+	dir, err := openSnapshotDir(d, "snapshots", keep)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// loaded loads into a new manager and returns the end offset, or -1 where none
+// was found. What was loaded must be the state of a log of that length.
+func loaded(t testing.TB, dir *SnapshotDir, logEnd int64) int64 {
+	t.Helper()
+	m := New(Config{})
+	res, err := dir.Load(m, logEnd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !res.Found {
+		if m.EndOffset() != 0 || res.EndOffset != 0 {
+			t.Fatalf("none found, and the state is %+v", stateOf(m))
+		}
+		return -1
+	}
+	if want := encoded(t, logOf(t, int(res.EndOffset))); !bytes.Equal(want, encoded(t, m)) {
+		t.Fatalf("loaded at %d: %+v", res.EndOffset, stateOf(m))
+	}
+	return res.EndOffset
+}
+
+// endOffsets returns what the directory holds.
+func endOffsets(t testing.TB, dir *SnapshotDir) []int64 {
+	t.Helper()
+	offsets, err := dir.EndOffsets()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return offsets
+}
+
+// TestSaveFaults makes every step of a Save fail in every way, and stops the
+// machine before and after every step, with every outcome for what was not
+// forced to disk. What is loaded then is what was there before or what was saved,
+// and it is the latter if Save has said so.
+func TestSaveFaults(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		saved []int // before, in this order
+		save  int
+		keep  int
+		ends  []int64 // what may be loaded afterwards
+	}{
+		{"the first", nil, 6, 2, []int64{-1, 6}},
+		{"the second", []int{3}, 6, 2, []int64{3, 6}},
+		{"one too many", []int{2, 3}, 6, 2, []int64{3, 6}},
+		{"in place of the only one", []int{3}, 6, 1, []int64{3, 6}},
+		{"the same end offset", []int{2, 6}, 6, 2, []int64{6}},
+		{"a shorter log", []int{3, 9}, 6, 2, []int64{9, 6}},
+	} {
+		prepare := func() (*disk, *SnapshotDir) {
+			d := newDisk()
+			dir := openDisk(t, d, tt.keep)
+			for _, n := range tt.saved {
+				if err := dir.Save(logOf(t, n).Snapshot()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			d.steps = nil
+			return d, dir
+		}
+		s := logOf(t, tt.save).Snapshot()
+		d, dir := prepare()
+		if err := dir.Save(s); err != nil {
+			t.Fatal(err)
+		}
+		steps := d.steps
+		if first := "create write write sync close rename syncDir list"; !strings.HasPrefix(strings.Join(steps, " "), first) {
+			t.Fatalf("Save does %v", steps)
+		}
+		for at, step := range steps {
+			for _, f := range []fault{fails, lies, crashes0, crashesEnd} {
+				d, dir := prepare()
+				d.faults[at] = f
+				err := dir.Save(s)
+				name := fmt.Sprintf("%s: fault %d at step %d, %s", tt.name, f, at, step)
+				check := func(dir *SnapshotDir) {
+					t.Helper()
+					end := loaded(t, dir, 100)
+					if err == nil && end != int64(tt.save) || !slices.Contains(tt.ends, end) {
+						t.Fatalf("%s: Save returned %v, loaded %d", name, err, end)
+					}
+				}
+				if f < crashes0 {
+					// A file that cannot be read is not counted as intact, and that is all.
+					if err == nil && step != "open" {
+						t.Fatalf("%s: Save has not noticed", name)
+					}
+					if left := leftOver(d); left != "" {
+						t.Fatalf("%s: %s is left", name, left)
+					}
+					check(dir)
+					if err := dir.Save(s); err != nil {
+						t.Fatalf("%s: and once more: %v", name, err)
+					}
+					if end := loaded(t, dir, 100); end != int64(tt.save) {
+						t.Fatalf("%s: and once more: loaded %d", name, end)
+					}
+					continue
+				}
+				for _, namesKept := range []bool{false, true} {
+					for _, kept := range []func([]byte) []byte{
+						func(b []byte) []byte { return nil },
+						func(b []byte) []byte { return b[:len(b)/2] },
+						func(b []byte) []byte { return b },
+					} {
+						again := d.afterCrash(namesKept, kept)
+						check(openDisk(t, again, tt.keep))
+						if left := leftOver(again); left != "" {
+							t.Fatalf("%s: %s is left after a crash", name, left)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// leftOver returns a temporary file on the disk, or "".
+func leftOver(d *disk) string {
+	for name := range d.names {
+		if strings.HasSuffix(name, temporarySuffix) {
+			return name
+		}
+	}
+	return ""
+}
+
+// TestLoadPassesOver: what is not intact, of another log, or past the log's end is
+// passed over, and an older one is loaded without an error; with a reading error
+// only if there is none.
+func TestLoadPassesOver(t *testing.T) {
+	d := newDisk()
+	dir := openDisk(t, d, 10)
+	for n := 1; n <= 6; n++ {
+		if err := dir.Save(logOf(t, n).Snapshot()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if end := loaded(t, dir, 5); end != 5 {
+		t.Errorf("a log that ends at 5: loaded %d", end)
+	}
+	node := func(n int64) *inode { return d.names[dir.name(n)] }
+	node(6).data = node(6).data[:50]
+	node(5).data[4]++ // the version
+	node(4).data = node(3).data
+	other := New(Config{LogID: [16]byte{7}})
+	other.Advance(3)
+	node(3).data = encoded(t, other)
+
+	m := New(Config{LogID: [16]byte{8}})
+	res, err := dir.Load(m, 100)
+	if err != nil || !res.Found || res.EndOffset != 2 || len(res.PassedOver) != 4 {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	for i, want := range []error{ErrCorruptSnapshot, ErrSnapshotVersion, ErrCorruptSnapshot, ErrSnapshotLog} {
+		got := res.PassedOver[i]
+		if !errors.Is(got, want) || !strings.HasPrefix(got.Error(), filepath.Base(dir.name(int64(6-i)))+": idempotence: ") {
+			t.Errorf("%d: %v", 6-i, got)
+		}
+	}
+
+	d.names = map[string]*inode{dir.name(6): {data: []byte("idps")}, dir.name(5): {data: nil}}
+	before := encoded(t, m)
+	if res, err := dir.Load(m, 100); err != nil || res.Found || len(res.PassedOver) != 2 {
+		t.Errorf("nothing intact: %+v, %v", res, err)
+	}
+	d.steps, d.faults = nil, map[int]fault{1: fails}
+	if res, err := dir.Load(m, 100); !errors.Is(err, syscall.ENOSPC) || res.Found || len(res.PassedOver) != 2 {
+		t.Errorf("one cannot be read, and the other is corrupt: %+v, %v", res, err)
+	}
+	d.steps, d.faults = nil, map[int]fault{0: fails}
+	if _, err := dir.Load(m, 100); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("the directory cannot be read: %v", err)
+	}
+	if !bytes.Equal(before, encoded(t, m)) {
+		t.Error("the state was touched")
+	}
+	d.names[dir.name(4)] = &inode{data: encoded(t, logOf(t, 4))}
+	d.steps, d.faults = nil, map[int]fault{1: fails}
+	if res, err := dir.Load(m, 100); err != nil || res.EndOffset != 4 {
+		t.Errorf("one cannot be read, and there is an older one: %+v, %v", res, err)
+	}
+}
+
+// TestRetention: the newest few intact ones are kept. One that has gone bad does
+// not count, and so the last intact one is never removed.
+func TestRetention(t *testing.T) {
+	d := newDisk()
+	dir := openDisk(t, d, 2)
+	save := func(n int) {
+		t.Helper()
+		if err := dir.Save(logOf(t, n).Snapshot()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	has := func(want ...int64) {
+		t.Helper()
+		if diff := cmp.Diff(want, endOffsets(t, dir)); diff != "" {
+			t.Errorf("(-want +got)\n%s", diff)
+		}
+	}
+	save(1)
+	save(2)
+	save(3)
+	has(3, 2)
+	if err := dir.Close(); err != nil {
+		t.Fatal(err)
+	}
+	d.names[dir.name(3)].data[30]++
+	dir = openDisk(t, d, 2) // which does not know that 3 was written well once
+	save(4)
+	has(4, 3, 2)
+	save(5)
+	has(5, 4)
+	d.steps = nil
+	save(5)
+	has(5, 4)
+	if slices.Contains(d.steps, "open") {
+		t.Errorf("it has read again what it has written: %v", d.steps)
+	}
+}
+
+// TestSnapshotDirOnDisk: names, the lock, leftovers and strangers' files, on a
+// real file system.
+func TestSnapshotDirOnDisk(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "partition-0", "snapshots")
+	dir, err := OpenSnapshotDir(path, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenSnapshotDir(path, 0); !errors.Is(err, ErrSnapshotDirInUse) {
+		t.Errorf("opened twice: %v", err)
+	}
+	if end := loaded(t, dir, 100); end != -1 {
+		t.Errorf("empty, and loaded %d", end)
+	}
+	for _, n := range []int{1, 2, 12} {
+		if err := dir.Save(logOf(t, n).Snapshot()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	strangers := []string{"00000000000000000000.log", "00000000000000000012.snapshot", "12.idps", "0000000000000000012x.idps",
+		"99999999999999999999.idps", "+0000000000000000012.idps", "00000000000000000012.idps.bak"}
+	for _, name := range append(strangers, "00000000000000000013.idps.tmp") {
+		if err := os.WriteFile(filepath.Join(path, name), []byte("x"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := dir.Close(); err != nil {
+		t.Fatal(err)
+	}
+	dir, err = OpenSnapshotDir(path, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	if diff := cmp.Diff([]int64{12, 2}, endOffsets(t, dir)); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	if end := loaded(t, dir, 100); end != 12 {
+		t.Errorf("loaded %d", end)
+	}
+	if err := dir.DropAfter(-1); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	want := append(strangers, lockName)
+	slices.Sort(want)
+	if diff := cmp.Diff(want, names); diff != "" {
+		t.Errorf("files (-want +got)\n%s", diff)
+	}
+}
+
+// TestOpenFaults: a directory that cannot be opened says so, and is not left
+// locked.
+func TestOpenFaults(t *testing.T) {
+	d := newDisk()
+	openDisk(t, d, 1).Close()
+	steps := d.steps
+	for at := range steps {
+		d := newDisk()
+		d.names[filepath.Join("snapshots", "00000000000000000013.idps.tmp")] = &inode{}
+		d.faults[at] = fails
+		if _, err := openSnapshotDir(d, "snapshots", 1); !errors.Is(err, syscall.ENOSPC) || d.locked {
+			t.Errorf("step %d, %s: %v, locked %t", at, steps[at], err, d.locked)
+		}
+	}
+	d = newDisk()
+	d.names[filepath.Join("snapshots", "00000000000000000013.idps.tmp")] = &inode{}
+	d.faults[2] = fails
+	if _, err := openSnapshotDir(d, "snapshots", 1); !errors.Is(err, syscall.ENOSPC) || d.locked {
+		t.Errorf("a leftover that stays: %v, locked %t", err, d.locked)
+	}
+}
+
+// TestDropAfter: what lies past a cut goes at once and for good, and a fault is
+// told.
+func TestDropAfter(t *testing.T) {
+	d := newDisk()
+	dir := openDisk(t, d, 10)
+	for n := 1; n <= 5; n++ {
+		if err := dir.Save(logOf(t, n).Snapshot()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := dir.DropAfter(3); err != nil {
+		t.Fatal(err)
+	}
+	crashed := openDisk(t, d.afterCrash(false, func(b []byte) []byte { return b }), 10)
+	for _, dir := range []*SnapshotDir{dir, crashed} {
+		if diff := cmp.Diff([]int64{3, 2, 1}, endOffsets(t, dir)); diff != "" {
+			t.Errorf("(-want +got)\n%s", diff)
+		}
+	}
+	for at := range 4 { // list, remove, remove, syncDir
+		again := d.afterCrash(true, nil)
+		dir := openDisk(t, again, 10)
+		again.steps, again.faults = nil, map[int]fault{at: fails}
+		if err := dir.DropAfter(1); !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("step %d of %v: %v", at, again.steps, err)
+		}
+	}
+}
+
+// TestStaleSnapshot: a snapshot from before a cut is not saved after it, or it
+// would be taken for one of what is appended since. One that is under way is
+// dropped by DropAfter.
+func TestStaleSnapshot(t *testing.T) {
+	dir := openDisk(t, newDisk(), 2)
+	for name, cut := range map[string]func(*ProducerStateManager){
+		"truncate":      func(m *ProducerStateManager) { m.Truncate(3) },
+		"truncate to 0": func(m *ProducerStateManager) { m.Truncate(0) },
+		"reset":         func(m *ProducerStateManager) { m.Reset() },
+	} {
+		m := logOf(t, 5)
+		s := m.Snapshot()
+		cut(m)
+		if err := dir.Save(s); !errors.Is(err, ErrStaleSnapshot) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	m := logOf(t, 5)
+	s := m.Snapshot()
+	m.Truncate(5) // cuts nothing
+	if err := dir.Save(s); err != nil {
+		t.Errorf("nothing was cut: %v", err)
+	}
+}
+
+// TestCase_SNAP_CORRUPT: the newest snapshot is unreadable or half written: the
+// older one is loaded and the log replayed from there; with that one damaged too,
+// from its start. Nothing of a damaged one is left behind.
+func TestCase_SNAP_CORRUPT(t *testing.T) {
+	path := t.TempDir()
+	dir, err := OpenSnapshotDir(path, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	p := newPartition(Config{UnknownProducer: AcceptAny})
+	produce := func(seq, n int32, want Result) {
+		t.Helper()
+		got, err := p.produce(Batch{ProducerID: 31, BaseSequence: seq, Count: n})
+		if err != nil || got != want {
+			t.Fatalf("seq=%d n=%d: %v, %v, want %v", seq, n, got, err, want)
+		}
+	}
+	save := func() {
+		t.Helper()
+		if err := dir.Save(p.m.Snapshot()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	restart := func(from int64) {
+		t.Helper()
+		p.m = New(p.cfg)
+		res, err := dir.Load(p.m, p.end)
+		if err != nil || res.EndOffset != from {
+			t.Fatalf("loaded %+v, %v, want %d", res, err, from)
+		}
+		audit(t, p.m)
+		for _, l := range p.log {
+			if l.end() > from {
+				if err := apply(p.m, l); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if got, want := stateOf(p.m), 1; len(got.Producers) != want || got.EndOffset != p.end {
+			t.Fatalf("%+v", got)
+		}
+	}
+	produce(0, 3, Result{Append, 0})
+	save()
+	produce(3, 3, Result{Append, 3})
+	save()
+	restart(6)
+	s, u := dir.name(3), dir.name(6)
+	good, err := os.ReadFile(u)
+	if err != nil {
+		t.Fatal(err)
+	}
+	damage := func(name string, b []byte, from int64) {
+		t.Helper()
+		if err := os.WriteFile(name, b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		restart(from)
+	}
+	for n := range good {
+		damage(u, good[:n], 3)
+		bad := bytes.Clone(good)
+		bad[n] ^= 0xff
+		damage(u, bad, 3)
+	}
+	damage(u, append(bytes.Clone(good), 0), 3)
+	bad := bytes.Clone(good)
+	copy(bad[76:], "\x00\x00\x00\x80")
+	damage(u, withChecksum(bad), 3)
+	damage(s, good[:9], 0)
+	produce(3, 3, Result{Duplicate, 3})
+	produce(6, 1, Result{Append, 6})
+}
+
+// TestCase_SNAP_DELETE_RACE: a snapshot past a cut is removed, and another one
+// gets the same name. Nothing that was put off removes the new one: files are
+// removed at once, and by their end offset, never later by their name.
+// (KAFKA-12964)
+func TestCase_SNAP_DELETE_RACE(t *testing.T) {
+	dir := openDisk(t, newDisk(), 3)
+	p := newPartition(Config{})
+	produce := func(seq int32, want Result) {
+		t.Helper()
+		got, err := p.produce(Batch{ProducerID: 31, BaseSequence: seq, Count: 1})
+		if err != nil || got != want {
+			t.Fatalf("seq=%d: %v, %v, want %v", seq, got, err, want)
+		}
+	}
+	produce(0, Result{Append, 0})
+	produce(1, Result{Append, 1})
+	early := p.m.Snapshot()
+	if err := dir.Save(early); err != nil {
+		t.Fatal(err)
+	}
+	p.truncate(t, 1)
+	if err := dir.DropAfter(1); err != nil {
+		t.Fatal(err)
+	}
+	produce(1, Result{Append, 1})
+	if err := dir.Save(p.m.Snapshot()); err != nil {
+		t.Fatal(err)
+	}
+	if err := dir.Save(early); !errors.Is(err, ErrStaleSnapshot) {
+		t.Errorf("the one from before the cut: %v", err)
+	}
+	if end := loaded(t, dir, p.end); end != 2 {
+		t.Errorf("loaded %d", end)
+	}
+	p.m = New(p.cfg)
+	if _, err := dir.Load(p.m, p.end); err != nil {
+		t.Fatal(err)
+	}
+	produce(1, Result{Duplicate, 1})
+}
