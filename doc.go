@@ -180,34 +180,132 @@ look alike. The policy says which mistake to risk:
 None of them can recognise a retry of what was stored before the producer was
 forgotten.
 
+# Appends that finish later
+
+The loop above holds the append lock until the batch is in the log. That is right
+where an append is one write. Where it ends with a sync that is shared by many, an
+answer of a replica, or an upload, the lock would let one batch at a time through,
+and a producer that has five requests in flight would wait for each. For such a
+log there is a second loop, in which a batch takes its place when it is reserved
+and is remembered when its append has succeeded:
+
+	func (p *Partition) Produce(ctx context.Context, b idempotence.Batch, records []byte) (int64, error) {
+		for {
+			p.order.Lock() // over Reserve and the hand-over, and no longer
+			r, res, err := p.producers.Reserve(b)
+			if r != nil {
+				done := p.log.Enqueue(records)
+				p.order.Unlock()
+				return settle(r, <-done)
+			}
+			p.order.Unlock()
+			var inFlight *idempotence.InFlightError
+			if !errors.As(err, &inFlight) {
+				return res.BaseOffset, err // a duplicate, or refused
+			}
+			select { // its own first copy is on its way: see what becomes of it
+			case <-inFlight.Done():
+			case <-ctx.Done():
+				return 0, err
+			}
+		}
+	}
+
+	func settle(r *idempotence.Reservation, a Appended) (int64, error) {
+		if a.Err != nil {
+			return 0, errors.Join(a.Err, r.Abort())
+		}
+		return a.BaseOffset, r.Commit(a.BaseOffset)
+	}
+
+Its duties differ from those of the first loop in these points.
+
+ 1. Hold a lock over [ProducerStateManager.Reserve] and the hand-over to the log,
+    so that the batches of a producer enter the log in the order in which they
+    were reserved. Release it before you wait. Where your log keeps the order of
+    the calls by itself, [ProducerStateManager.ReserveWait] does the waiting.
+
+ 2. End each [Reservation] in exactly one [Reservation.Commit] or
+    [Reservation.Abort]. Commits may come in any order. One that never ends keeps
+    all behind it invisible.
+
+ 3. Never acknowledge on [ErrInFlight]. It is the answer to a copy of a batch that
+    is on its way, and nobody knows yet whether that will arrive. Wait for Done and
+    ask again, or send 7 REQUEST_TIMED_OUT and let the producer ask.
+
+ 4. When an append fails, nothing behind it of that producer may stay in the log,
+    or there is a gap that no retry can fill. Abort ends those reservations too
+    ([ErrAbandoned] is what their Commit returns); it is for the log to drop what
+    is queued behind, and to cut off what is written. [ErrHole] says that one of
+    them had been committed already: cut the log off before it, or give up
+    leadership.
+
+ 5. When leadership is lost, call [ProducerStateManager.AbandonReservations], which
+    lets everybody go who waits. Some of what was in flight may be in the log. So
+    cut the log to what the new leader has, and before the next Check or Reserve
+    replay it from the EndOffset of a [Snapshot] taken after the call.
+
+Prefer the first loop where an append is quick, since it is the simpler and the
+cheaper; the second where it is not. One partition can have both at work, for
+different producers: Commit refuses with ErrInFlight what would overtake a
+reservation of its own producer.
+
+	ErrInFlight    7 REQUEST_TIMED_OUT        sends it again
+	ErrAbandoned   6 NOT_LEADER_OR_FOLLOWER   looks for the leader and sends it again
+	ErrHole        56 KAFKA_STORAGE_ERROR     sends it again later
+	ErrSettled     (a second Commit or Abort; the producer has its answer)
+
+A producer whose very first append fails is unknown again. What was reserved behind
+it must then not pass for its first batch, which it would under [AcceptAny]. So the
+failed batch is owed: until it has come again, every other first sequence of its
+epoch is refused with ErrOutOfOrderSequence, under every policy and for at least as
+long as a producer is remembered.
+
 # Recovery
 
 The state follows from the log, and lives in memory. Keeping the two together
 when one of them moves by itself is the second half of your responsibilities.
 Hold back the partition's appends during each of these.
 
- 1. At start, make a new manager and play the log to it, the oldest segment first,
-    before the partition takes its first batch: [ProducerStateManager.ReplayLog]
-    for Kafka's segments, [ProducerStateManager.Replay] for each batch of any
-    other log. Nothing is judged: what is in the log has happened, gaps and all.
-    If the newest segment ends in [ErrTornTail], cut it off where the result
-    says that the good part ends. [ErrCorruptLog] is damage that a broker does
-    not mend by itself.
+ 1. At start, make a new manager, and restore the newest snapshot that is intact
+    and does not lie beyond the log's end: [SnapshotDir.Load], or
+    [ProducerStateManager.Restore] from wherever you keep it. Then play the log to
+    it, from the segment that holds the snapshot's end offset, or the oldest where
+    there is no snapshot, before the partition takes its first batch:
+    [ProducerStateManager.ReplayLog] for Kafka's segments,
+    [ProducerStateManager.Replay] for each batch of any other log. Nothing is
+    judged: what is in the log has happened, gaps and all. What the snapshot knows
+    already is skipped. If the newest segment ends in [ErrTornTail], cut it off
+    where the result says that the good part ends. [ErrCorruptLog] is damage that
+    a broker does not mend by itself.
 
- 2. On a follower, Replay each batch that comes from the leader and is appended.
+ 2. When a segment is full, and at a clean shutdown, take a
+    [ProducerStateManager.Snapshot] and write it: [SnapshotDir.Save], or
+    [Snapshot.WriteTo]. Taking it is a matter of microseconds; write it without the
+    append lock. It is never the whole truth: the log behind its end offset is
+    replayed in any case, also after a shutdown that was clean.
+
+ 3. On a follower, Replay each batch that comes from the leader and is appended.
     When it becomes the leader, its state is that of the old one, and there is
     nothing to do before the first Check.
 
- 3. When leadership is lost, let whoever holds the append lock finish, answer
-    everybody else with 6 NOT_LEADER_OR_FOLLOWER, and Replay from then on.
+ 4. When leadership is lost, let whoever holds the append lock finish, or abandon
+    what is in flight, answer everybody else with 6 NOT_LEADER_OR_FOLLOWER, and
+    Replay from then on.
 
- 4. When the log is cut, call [ProducerStateManager.Truncate] with its new end.
-    Where that returns false, what is left may be less than the log tells: start
-    again from the first step.
+ 5. When the log is cut, call [ProducerStateManager.Truncate] with its new end,
+    and remove the snapshots beyond it: [SnapshotDir.DropAfter]. Where Truncate
+    returns false, what is left may be less than the log tells: go back to the
+    first step.
 
- 5. When the log is deleted and created again, call [ProducerStateManager.Reset].
-    When only its oldest records are deleted, do nothing. A retry of what stood
-    there is still a duplicate, at an offset that is gone.
+ 6. When the log is deleted and created again, call [ProducerStateManager.Reset].
+    When only its oldest records are deleted, do nothing, but have a snapshot that
+    is younger than the deletion, since the log can no longer tell. A retry of
+    what stood there is still a duplicate, at an offset that is gone.
+
+Kafka's own snapshots can be read ([ProducerStateManager.RestoreKafka]) and written
+([Snapshot.WriteKafka]). They hold one batch of each producer, so of five retries
+after such a restore four are refused.
 
 # Forgetting
 
@@ -220,11 +318,6 @@ that take a new producer id for each message.
 Remember longer than any producer goes on retrying (delivery.timeout.ms, two
 minutes unless the client says otherwise) and longer than your longest outage: the
 memory has to outlast the retries. A forgotten producer is an unknown one.
-
-# Appends that finish later
-
-The append lock is needed for as long as it takes to give a batch its place in the
-log, and no longer. Release it before you wait for replicas.
 
 # What is left out
 

@@ -1,8 +1,11 @@
 package idempotence_test
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -369,4 +372,179 @@ func ExampleProducerStateManager_Expire() {
 	// 12:00 forgotten: 0 known: 1
 	// 12:59 forgotten: 0 known: 1
 	// 13:00 forgotten: 1 known: 0
+}
+
+// slowLog is a log whose appends finish later: they are queued in order, and a
+// flush writes all of them or none.
+type slowLog struct {
+	records []string
+	queue   []queued
+}
+
+type queued struct {
+	records []string
+	settle  func(baseOffset int64, err error)
+}
+
+func (l *slowLog) enqueue(settle func(int64, error), records ...string) {
+	l.queue = append(l.queue, queued{records, settle})
+}
+
+// flush ends the appends in the queue, with the same error for all.
+func (l *slowLog) flush(err error) {
+	queue := l.queue
+	l.queue = nil
+	for _, q := range queue {
+		base := int64(len(l.records))
+		if err == nil {
+			l.records = append(l.records, q.records...)
+		}
+		q.settle(base, err)
+	}
+}
+
+// Appends that finish later: a batch takes its place when it is reserved, and is
+// remembered when its append has succeeded. Meanwhile its successor is in order,
+// and its retry has to wait.
+func ExampleProducerStateManager_Reserve() {
+	producers := idempotence.New(idempotence.Config{})
+	var log slowLog
+
+	produce := func(seq int32, records ...string) {
+		b := idempotence.Batch{ProducerID: 31, BaseSequence: seq, Count: int32(len(records))}
+		r, res, err := producers.Reserve(b) // the partition's lock is held from here
+		switch {
+		case err != nil:
+			fmt.Printf("sequence %d: code %d, in flight: %t\n", seq, errorCode(err), errors.Is(err, idempotence.ErrInFlight))
+			return
+		case r == nil:
+			fmt.Printf("sequence %d: %v of offset %d\n", seq, res.Verdict, res.BaseOffset)
+			return
+		}
+		log.enqueue(func(base int64, err error) {
+			if err != nil {
+				fmt.Printf("sequence %d: append failed: %v\n", seq, r.Abort())
+				return
+			}
+			fmt.Printf("sequence %d: offset %d, commit: %v\n", seq, base, r.Commit(base))
+		}, records...) // to here
+	}
+
+	produce(0, "a", "b")
+	produce(2, "c")
+	produce(0, "a", "b") // a retry meets its first copy in flight
+	log.flush(nil)
+	produce(0, "a", "b") // and again
+
+	produce(3, "d")
+	produce(4, "e")
+	log.flush(errDiskFull) // whoever is first takes the other along
+	produce(4, "e")        // would leave a gap
+	produce(3, "d")
+	log.flush(nil)
+	fmt.Println(log.records)
+	// Output:
+	// sequence 0: code 7, in flight: true
+	// sequence 0: offset 0, commit: <nil>
+	// sequence 2: offset 2, commit: <nil>
+	// sequence 0: Duplicate of offset 0
+	// sequence 3: append failed: <nil>
+	// sequence 4: append failed: idempotence: reservation abandoned
+	// sequence 4: code 45, in flight: false
+	// sequence 3: offset 3, commit: <nil>
+	// [a b c d]
+}
+
+// ReserveWait does the waiting: a retry that meets its first copy in flight is
+// answered once it is known what became of that.
+func ExampleProducerStateManager_ReserveWait() {
+	producers := idempotence.New(idempotence.Config{})
+	b := idempotence.Batch{ProducerID: 31, Count: 1}
+	first, _, _ := producers.Reserve(b)
+
+	answer := make(chan string)
+	go func() {
+		_, res, err := producers.ReserveWait(context.Background(), b)
+		answer <- fmt.Sprint(res.Verdict, " ", res.BaseOffset, " ", err)
+	}()
+	if err := first.Commit(40); err != nil {
+		fmt.Println(err)
+	}
+	fmt.Println(<-answer)
+	// Output:
+	// Duplicate 40 <nil>
+}
+
+// A restart: the state comes back from the newest snapshot, and what the log
+// holds behind it is replayed. A retry of what was acknowledged before the crash
+// is still a retry.
+func ExampleProducerStateManager_Restore() {
+	type appended struct {
+		batch      idempotence.Batch
+		baseOffset int64
+	}
+	var log []appended         // survives the crash
+	var snapshot *bytes.Buffer // and so does this
+
+	producers := idempotence.New(idempotence.Config{})
+	produce := func(seq int32) {
+		b := idempotence.Batch{ProducerID: 31, BaseSequence: seq, Count: 1}
+		base := int64(len(log))
+		log = append(log, appended{b, base})
+		if err := producers.CommitBatch(b, base); err != nil {
+			fmt.Println(err)
+		}
+	}
+	produce(0)
+	produce(1)
+	snapshot = new(bytes.Buffer)
+	if _, err := producers.Snapshot().WriteTo(snapshot); err != nil {
+		fmt.Println(err)
+	}
+	produce(2) // after the snapshot; then the power fails
+
+	producers = idempotence.New(idempotence.Config{})
+	if err := producers.Restore(snapshot); err != nil {
+		fmt.Println(err) // damaged: take an older one, or replay the whole log
+	}
+	fmt.Println("restored up to offset", producers.EndOffset())
+	for _, a := range log[producers.EndOffset():] {
+		if err := producers.Replay(a.batch, a.baseOffset); err != nil {
+			fmt.Println(err)
+		}
+	}
+	for seq := range int32(4) {
+		res, err := producers.Check(31, 0, seq, 1)
+		fmt.Println("sequence", seq, res.Verdict, res.BaseOffset, err)
+	}
+	// Output:
+	// restored up to offset 2
+	// sequence 0 Duplicate 0 <nil>
+	// sequence 1 Duplicate 1 <nil>
+	// sequence 2 Duplicate 2 <nil>
+	// sequence 3 Append 0 <nil>
+}
+
+// A snapshot that Apache Kafka wrote: named by the end offset it was taken at, it
+// holds the last batch of each producer.
+func ExampleProducerStateManager_RestoreKafka() {
+	f, err := os.Open("testdata/kafka-snapshots/three.snapshot")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer f.Close()
+
+	producers := idempotence.New(idempotence.Config{})
+	if err := producers.RestoreKafka(f, 10); err != nil {
+		fmt.Println(err)
+		return
+	}
+	for p := range producers.Producers() {
+		fmt.Println("producer", p.ProducerID, "epoch", p.Epoch, p.Window, "in transaction:", p.InTransaction)
+	}
+	// Output:
+	// producer 5 epoch 2 [] in transaction: false
+	// producer 31 epoch 0 [{3 4 3}] in transaction: false
+	// producer 4000000001 epoch 7 [{0 3 5}] in transaction: true
 }
