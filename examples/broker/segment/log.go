@@ -57,6 +57,10 @@ type Options struct {
 	// append is synced before it counts.
 	NoSync bool
 
+	// ReadOnly opens the log of another process, or of none: nothing is created
+	// or cut, and what there is of a torn tail is left out.
+	ReadOnly bool
+
 	// OpenFile opens or creates a segment; the default is os.OpenFile. Tests
 	// open files with it that fail.
 	OpenFile func(name string, flag int, perm os.FileMode) (File, error)
@@ -101,7 +105,7 @@ func Open(dir string, opts Options) (*Log, error) {
 	if opts.OpenFile == nil {
 		opts.OpenFile = openFile
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := makeDir(dir, opts); err != nil {
 		return nil, err
 	}
 	bases, err := segmentBases(dir)
@@ -114,10 +118,20 @@ func Open(dir string, opts Options) (*Log, error) {
 			return nil, errors.Join(err, l.closeFiles())
 		}
 	}
-	if len(bases) == 0 {
-		return l, l.Roll()
+	switch {
+	case len(bases) > 0:
+		return l, nil
+	case opts.ReadOnly:
+		return nil, fmt.Errorf("segment: no log in %s", dir)
 	}
-	return l, nil
+	return l, l.Roll()
+}
+
+func makeDir(dir string, opts Options) error {
+	if opts.ReadOnly {
+		return nil
+	}
+	return os.MkdirAll(dir, 0o755)
 }
 
 // segmentBases returns the base offsets of the segments in dir, sorted.
@@ -143,7 +157,11 @@ func fileName(base int64) string { return fmt.Sprintf("%020d.log", base) }
 
 // load opens the segment that begins at base.
 func (l *Log) load(base int64, newest bool) error {
-	f, err := l.opts.OpenFile(filepath.Join(l.dir, fileName(base)), os.O_RDWR, 0)
+	flag := os.O_RDWR
+	if l.opts.ReadOnly {
+		flag = os.O_RDONLY
+	}
+	f, err := l.opts.OpenFile(filepath.Join(l.dir, fileName(base)), flag, 0)
 	if err != nil {
 		return err
 	}
@@ -155,7 +173,7 @@ func (l *Log) load(base int64, newest bool) error {
 
 	size, err := sizeOf(f)
 	if err == nil && newest {
-		size, err = cutTornTail(f)
+		size, err = l.wholePart(f)
 	}
 	if err == nil {
 		err = l.index(s, size)
@@ -174,14 +192,17 @@ func sizeOf(f File) (int64, error) {
 	return info.Size(), nil
 }
 
-// cutTornTail reads the file through and returns how long it is, after it has
-// removed what a crash left of an append that was under way. What the producers
-// in it were up to is of no interest here, only whether the batches are whole.
-func cutTornTail(f File) (size int64, err error) {
+// wholePart reads the newest segment through and returns how long it is without
+// what a crash has left of an append, which it cuts off. What the producers
+// were up to is of no interest here, only whether the batches are whole.
+func (l *Log) wholePart(f File) (size int64, err error) {
 	verify := idempotence.New(idempotence.Config{MaxProducers: 1}).ReplayLog
 	found, err := verify(io.NewSectionReader(f, 0, math.MaxInt64))
 	if errors.Is(err, idempotence.ErrTornTail) {
-		err = errors.Join(f.Truncate(found.Bytes), f.Sync())
+		err = nil
+		if !l.opts.ReadOnly {
+			err = errors.Join(f.Truncate(found.Bytes), f.Sync())
+		}
 	}
 	return found.Bytes, err
 }
