@@ -28,6 +28,7 @@ type partition struct {
 	// judged. Nobody waits for a disk under it.
 	order   sync.Mutex
 	queue   []*pendingAppend // handed over, and not taken by the writer yet
+	taken   int              // how many the writer has taken last
 	writing bool             // the writer is running
 	offline error            // set when nothing can be appended any more
 

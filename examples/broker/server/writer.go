@@ -50,7 +50,7 @@ func (p *partition) take() []*pendingAppend {
 	}
 	group := p.queue[:n:n]
 	p.queue = p.queue[n:]
-	p.writing = n > 0
+	p.taken, p.writing = n, n > 0
 	return group
 }
 
