@@ -206,7 +206,7 @@ func (t *table) twin(h hashed) bool {
 	for i := b.home(h.hash); ; i = b.after(i) {
 		g := &b.groups[i]
 		for found := g.matches(tagOf(h.hash)); found != 0; found &= found - 1 {
-			if t.at(g.rows[lowest(found)]).id == t.at(h.row).id {
+			if row := g.rows[lowest(found)]; row != h.row && t.at(row).id == t.at(h.row).id {
 				return true
 			}
 		}
