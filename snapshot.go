@@ -196,9 +196,15 @@ func (s *Snapshot) LogID() [16]byte { return s.head.logID }
 // nothing of it lies below the end offset, and whether that is known to be right.
 // Where it takes a copy, that is made in scratch.
 func (s *Snapshot) at(row uint32, scratch *producer) (p *producer, known bool) {
-	p = s.rows.at(row)
+	if p = s.rows.at(row); !s.trimmed {
+		return p, true
+	}
+	return s.trim(p, scratch)
+}
+
+func (s *Snapshot) trim(p, scratch *producer) (trimmed *producer, known bool) {
 	switch {
-	case !s.trimmed || p.endsBy(s.head.endOffset):
+	case p.endsBy(s.head.endOffset):
 		return p, true
 	case s.head.endOffset == 0:
 		return nil, true
@@ -254,8 +260,9 @@ func (s *Snapshot) contents() contents {
 		p, known := s.at(row, &scratch)
 		inexact = inexact || !known
 		if p != nil {
-			ranks = append(ranks, ranked{key: uint64(p.newestOffset() + 1), row: row, time: timeOf[p.mark]})
-			counts[timeOf[p.mark]]++
+			time := timeOf[p.mark]
+			counts[time]++
+			ranks = append(ranks, ranked{key: uint64(p.newestOffset() + 1), row: row, time: time})
 		}
 	}
 	if s.capped {
@@ -472,19 +479,20 @@ func (m *ProducerStateManager) decode(d *snapshotDecoder) (logID [16]byte) {
 	m.lastMarker, m.forgotAt, m.inexact = head.lastMarker, head.forgotAt, head.inexact
 	m.activity.now = head.now
 	m.decodeTimes(d, times, producers)
-	m.decodeProducers(d, producers)
+	rows := filler{t: &m.table, left: producers}
+	m.decodeProducers(d, &rows, producers)
 	sum := d.checksum()
 	d.requireSum(sum, d.uint32())
-	m.indexAll(d)
+	d.finish(&rows)
 	return head.logID
 }
 
-// indexAll makes what was decoded fit to be looked up.
-func (m *ProducerStateManager) indexAll(d *snapshotDecoder) {
+// finish makes the rows fit to be looked up, if nothing was wrong.
+func (d *snapshotDecoder) finish(rows *filler) {
 	if d.err != nil {
 		return
 	}
-	if twice := m.table.indexAll(); twice != nil {
+	if twice := rows.done(); twice != nil {
 		d.fail("producer %d is in it twice", twice.id)
 	}
 }
@@ -515,7 +523,7 @@ func (m *ProducerStateManager) decodeTimes(d *snapshotDecoder, times, producers 
 
 // decodeProducers reads the producers, each into a row of its own, so that the
 // rows are in the order of the list.
-func (m *ProducerStateManager) decodeProducers(d *snapshotDecoder, producers uint32) {
+func (m *ProducerStateManager) decodeProducers(d *snapshotDecoder, rows *filler, producers uint32) {
 	a := &m.activity
 	of, left := uint32(0), uint32(0)
 	for i := range producers {
@@ -526,8 +534,13 @@ func (m *ProducerStateManager) decodeProducers(d *snapshotDecoder, producers uin
 			left = a.marks[of].producers
 		}
 		left--
-		p := m.table.add()
-		size := p.decode(d.peek(producerLimit))
+		b := d.peek(producerLimit)
+		if len(b) < producerSize {
+			d.cutOff(producerSize)
+			return
+		}
+		p := rows.add(int64(littleEndian.Uint64(b)))
+		size := p.decode(b)
 		if d.skip(size); size == 0 || p.id > m.maxProducerID || !p.endsBy(m.endOffset) {
 			d.fail("producer %d, number %d of %d, cannot be like that: %+v", p.id, i, producers, p.window)
 		}
@@ -541,14 +554,10 @@ func (m *ProducerStateManager) decodeProducers(d *snapshotDecoder, producers uin
 	}
 }
 
-// decode reads a producer that append has appended, and returns how many bytes
-// it took: more than there are in b if it is cut off, and none if it cannot be
-// like that.
+// decode reads all but the id of a producer that append has appended, and returns
+// how many bytes it took: more than there are in b if it is cut off, and none if
+// it cannot be like that. It requires producerSize bytes.
 func (p *producer) decode(b []byte) int {
-	if len(b) < producerSize {
-		return producerSize
-	}
-	p.id = int64(littleEndian.Uint64(b))
 	p.coordinatorEpoch = int32(littleEndian.Uint32(b[8:]))
 	p.epoch = int16(littleEndian.Uint16(b[12:]))
 	flags, batches := b[14], b[15]
@@ -575,7 +584,7 @@ func (p *producer) decode(b []byte) int {
 		if !e.wellFormed() || e.baseOffset <= last {
 			return 0
 		}
-		p.window.push(e.span, e.baseOffset)
+		p.window.refill(e.span, e.baseOffset)
 		last = e.baseOffset
 	}
 	return size
