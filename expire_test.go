@@ -318,6 +318,29 @@ func TestExpireTimes(t *testing.T) {
 	}
 }
 
+// TestInstants: a snapshot may hold any time at all, and adding to the last one
+// stays there.
+func TestInstants(t *testing.T) {
+	last := instant{math.MaxInt64, 999_999}
+	for _, tt := range []struct {
+		from instant
+		add  time.Duration
+		want instant
+	}{
+		{instant{5, 999_999}, 1, instant{6, 0}},
+		{instant{-1, 999_999}, 1, instant{0, 0}},
+		{instant{-1, 0}, 2*time.Millisecond + 3, instant{1, 3}},
+		{instant{math.MinInt64, 0}, 0, instant{math.MinInt64, 0}},
+		{instant{math.MaxInt64, 0}, 999_999, last},
+		{last, 1, last},
+		{instant{math.MaxInt64 - 1, 0}, math.MaxInt64, last},
+	} {
+		if got := tt.from.add(tt.add); got != tt.want {
+			t.Errorf("%+v and %d ns is %+v, want %+v", tt.from, tt.add, got, tt.want)
+		}
+	}
+}
+
 // TestExpireAgainstChronicle: commits, replays, transactions and clocks that go
 // forth and back, with an idle limit or without, and with a cap or without. The
 // chronicle says after each step who is remembered, and since when it is idle.
@@ -663,6 +686,19 @@ func TestEvict(t *testing.T) {
 			batch pid=2 epoch=0 seq=0 n=1 -> OK base=1
 			batch pid=3 epoch=0 seq=0 n=1 -> OK base=2
 			window pid=1 -> none
+		`},
+		{"several such are in the order that they had", `
+			cap=2
+			batch pid=1 epoch=0 seq=0 n=1 -> OK base=0
+			batch pid=2 epoch=0 seq=0 n=1 -> OK base=1
+			batch pid=1 epoch=0 seq=1 n=1 txn -> OK base=2
+			batch pid=2 epoch=0 seq=1 n=1 txn -> OK base=3
+			batch pid=3 epoch=0 seq=0 n=1 -> OK base=4
+			producers -> 3
+			truncate to=2 -> exact
+			batch pid=4 epoch=0 seq=0 n=1 -> OK base=2
+			window pid=1 -> none
+			window pid=2 -> epoch=0 0..0@1
 		`},
 		{"replay keeps the cap as the leader did", `
 			cap=2

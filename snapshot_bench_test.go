@@ -6,6 +6,7 @@ import (
 	"hash/crc32"
 	"io"
 	"math/rand/v2"
+	"runtime"
 	"testing"
 	"time"
 )
@@ -119,4 +120,36 @@ func BenchmarkRestore(b *testing.B) {
 			}
 		})
 	})
+}
+
+// BenchmarkStallSnapshot reports as max-ms the longest that a Check and Commit
+// took while snapshots were taken, written and let go, and as idle-max-ms the same
+// over as long a time without one: what the machine itself does to the
+// measurement. snapshot-ms is how long Snapshot itself took, which is what others
+// wait for.
+func BenchmarkStallSnapshot(b *testing.B) {
+	for _, n := range []int{100_000, 1_000_000} {
+		b.Run(fmt.Sprintf("producers=%d", n), func(b *testing.B) {
+			m, _ := full(n)
+			runtime.GC()
+			var during, quiet, took []time.Duration
+			for range b.N {
+				w := startWriter(m)
+				start := time.Now()
+				s := m.Snapshot()
+				took = append(took, time.Since(start))
+				if _, err := s.WriteTo(io.Discard); err != nil {
+					b.Fatal(err)
+				}
+				spent := time.Since(start)
+				during = append(during, w.stop())
+				w = startWriter(m)
+				time.Sleep(spent)
+				quiet = append(quiet, w.stop())
+			}
+			b.ReportMetric(medianMillis(during), "max-ms")
+			b.ReportMetric(medianMillis(quiet), "idle-max-ms")
+			b.ReportMetric(medianMillis(took), "snapshot-ms")
+		})
+	}
 }

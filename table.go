@@ -228,7 +228,7 @@ func (t *table) enter(hash uint64, row uint32) bool {
 	for i := b.home(hash); ; i = b.after(i) {
 		g := &b.groups[i]
 		for found := g.matches(tagOf(hash)); found != 0; found &= found - 1 {
-			if t.at(g.rows[lowest(found)]).id == t.at(row).id {
+			if other := g.rows[lowest(found)]; other != row && t.at(other).id == t.at(row).id {
 				return false
 			}
 		}

@@ -293,16 +293,7 @@ func TestTenProducersOnOnePartition(t *testing.T) {
 
 // franz has five requests in flight.
 func franz(ctx context.Context, addr, name string, n int) (map[string]place, error) {
-	cl, err := kgo.NewClient(
-		kgo.SeedBrokers(addr),
-		kgo.DefaultProduceTopic(topic),
-		kgo.AllowAutoTopicCreation(),
-		kgo.RecordPartitioner(kgo.ManualPartitioner()),
-		kgo.ProducerBatchMaxBytes(512),
-		kgo.RetryBackoffFn(func(int) time.Duration { return 5 * time.Millisecond }),
-		kgo.MetadataMinAge(10*time.Millisecond),
-		kgo.AlwaysRetryEOF(),
-	)
+	cl, err := newFranz(addr)
 	if err != nil {
 		return nil, err
 	}
@@ -313,6 +304,19 @@ func franz(ctx context.Context, addr, name string, n int) (map[string]place, err
 	}
 	err = cl.Flush(ctx)
 	return acks.places, errors.Join(err, acks.err)
+}
+
+func newFranz(addr string, more ...kgo.Opt) (*kgo.Client, error) {
+	return kgo.NewClient(append([]kgo.Opt{
+		kgo.SeedBrokers(addr),
+		kgo.DefaultProduceTopic(topic),
+		kgo.AllowAutoTopicCreation(),
+		kgo.RecordPartitioner(kgo.ManualPartitioner()),
+		kgo.ProducerBatchMaxBytes(512),
+		kgo.RetryBackoffFn(func(int) time.Duration { return 5 * time.Millisecond }),
+		kgo.MetadataMinAge(10 * time.Millisecond),
+		kgo.AlwaysRetryEOF(),
+	}, more...)...)
 }
 
 // saramaClient has one request in flight, which is all that Sarama allows an
