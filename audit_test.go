@@ -57,6 +57,9 @@ func auditManager(m *ProducerStateManager) error {
 		if p.id > m.maxProducerID {
 			return fmt.Errorf("producer %d is above the highest producer id %d", p.id, m.maxProducerID)
 		}
+		if p.txnFirst >= m.endOffset && p.txnFirst != noTxn {
+			return fmt.Errorf("producer %d has a transaction from %d, past end offset %d", p.id, p.txnFirst, m.endOffset)
+		}
 		if p.window.count == 0 {
 			continue
 		}
