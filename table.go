@@ -206,7 +206,10 @@ func (t *table) twin(h hashed) bool {
 	for i := b.home(h.hash); ; i = b.after(i) {
 		g := &b.groups[i]
 		for found := g.matches(tagOf(h.hash)); found != 0; found &= found - 1 {
-			if t.at(g.rows[lowest(found)]).id == t.at(h.row).id {
+			// A free slot next to a match may be marked too, and has row 0. No
+			// entry is that of h.row yet, so a slot that has it is free.
+			row := g.rows[lowest(found)]
+			if row != h.row && t.at(row).id == t.at(h.row).id {
 				return true
 			}
 		}
