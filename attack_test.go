@@ -29,3 +29,22 @@ func TestIntactSnapshotIsNotRefusedForAnySeed(t *testing.T) {
 		return
 	}
 }
+
+// A snapshot with end offset 0 is that of an empty log, which knows nobody, not
+// even by an epoch that a marker past the end has brought.
+func TestSnapshotOfEmptyLogHoldsNobody(t *testing.T) {
+	m := New(Config{})
+	if _, _, err := m.Reserve(Batch{ProducerID: 1, Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.ReplayMarker(Marker{ProducerID: 2, Epoch: 3}, 5); err != nil {
+		t.Fatal(err)
+	}
+	n := restored(t, Config{}, encoded(t, m))
+	if end := n.EndOffset(); end != 0 {
+		t.Fatalf("end offset %d, want 0: a batch is in flight that may lie there", end)
+	}
+	if p, ok := n.Producer(2); ok {
+		t.Errorf("a log of 0 records knows producer %+v", p)
+	}
+}

@@ -198,10 +198,10 @@ func (s *Snapshot) LogID() [16]byte { return s.head.logID }
 func (s *Snapshot) at(row uint32, scratch *producer) (p *producer, known bool) {
 	p = s.rows.at(row)
 	switch {
-	case !s.trimmed || p.endsBy(s.head.endOffset):
-		return p, true
 	case s.head.endOffset == 0:
 		return nil, true
+	case !s.trimmed || p.endsBy(s.head.endOffset):
+		return p, true
 	}
 	*scratch = *p
 	known, gone := scratch.cut(s.head.endOffset)
