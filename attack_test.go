@@ -3,6 +3,7 @@ package idempotence
 import (
 	"math/rand/v2"
 	"testing"
+	"time"
 )
 
 // This file holds what an attack on the package brought to light: one test for
@@ -46,5 +47,47 @@ func TestSnapshotOfEmptyLogHoldsNobody(t *testing.T) {
 	}
 	if p, ok := n.Producer(2); ok {
 		t.Errorf("a log of 0 records knows producer %+v", p)
+	}
+}
+
+// Where something is in flight, a snapshot ends before what the manager knows.
+// What lies past its end and cannot be taken back makes it inexact, as it makes
+// a Truncate to there.
+func TestSnapshotPastWhichTruncateIsInexact(t *testing.T) {
+	steps := []struct {
+		name string
+		do   func(m *ProducerStateManager)
+	}{
+		{"a marker", func(m *ProducerStateManager) {
+			m.ReplayMarker(Marker{ProducerID: 2, Epoch: 1}, 60)
+		}},
+		{"a batch without sequences", func(m *ProducerStateManager) {
+			m.Replay(Batch{ProducerID: 2, Epoch: 1, BaseSequence: -1, Count: 1}, 60)
+		}},
+		{"a producer forgotten", func(m *ProducerStateManager) {
+			m.Advance(60)
+			m.Expire(time.Unix(1, 0))
+			m.Expire(time.Unix(1, 0).Add(DefaultExpiration))
+		}},
+	}
+	for _, step := range steps {
+		t.Run(step.name, func(t *testing.T) {
+			m := New(Config{})
+			if err := m.Commit(2, 0, 0, 1, 40); err != nil {
+				t.Fatal(err)
+			}
+			m.Advance(50)
+			if _, _, err := m.Reserve(Batch{ProducerID: 1, Count: 1}); err != nil {
+				t.Fatal(err)
+			}
+			step.do(m)
+			n := restored(t, Config{}, encoded(t, m))
+			if end := n.EndOffset(); end != 50 {
+				t.Fatalf("end offset %d, want 50", end)
+			}
+			if got, want := n.Truncate(50), m.Truncate(50); got || want {
+				t.Errorf("Truncate to 50 is exact: %t after a restore, %t without", got, want)
+			}
+		})
 	}
 }

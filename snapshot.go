@@ -171,7 +171,7 @@ func (m *ProducerStateManager) Snapshot() *Snapshot {
 			lastMarker:    min(m.lastMarker, end-1),
 			forgotAt:      min(m.forgotAt, end),
 			now:           m.activity.now,
-			inexact:       m.inexact && end > 0,
+			inexact:       end > 0 && (m.inexact || end <= m.lastMarker || end < m.forgotAt),
 		},
 	}
 }
