@@ -1,6 +1,7 @@
 package idempotence
 
 import (
+	"errors"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -89,5 +90,30 @@ func TestSnapshotPastWhichTruncateIsInexact(t *testing.T) {
 				t.Errorf("Truncate to 50 is exact: %t after a restore, %t without", got, want)
 			}
 		})
+	}
+}
+
+// A first batch that failed is owed. Once the log was cut to nothing, the policy
+// that asks for 0 on a new log and a debt of another sequence must not shut the
+// producer out between them.
+func TestOwedDoesNotShutOutOfNewLog(t *testing.T) {
+	m := New(Config{UnknownProducer: StartAtZeroOnNewLog})
+	m.Advance(100)
+	r, _, err := m.Reserve(Batch{ProducerID: 1, BaseSequence: 7, Count: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Abort(); err != nil {
+		t.Fatal(err)
+	}
+	if !m.Truncate(0) {
+		t.Fatal("Truncate to 0 is not exact")
+	}
+	var facts *BatchError
+	if _, err := m.Check(1, 0, 7, 1); !errors.As(err, &facts) || facts.Expected != 0 {
+		t.Errorf("sequence 7 on a new log: %v, want it refused and 0 expected", err)
+	}
+	if res, err := m.Check(1, 0, 0, 1); err != nil || res.Verdict != Append {
+		t.Errorf("sequence 0 on a new log: %v, %v, want Append", res.Verdict, err)
 	}
 }
