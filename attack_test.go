@@ -117,3 +117,23 @@ func TestOwedDoesNotShutOutOfNewLog(t *testing.T) {
 		t.Errorf("sequence 0 on a new log: %v, %v, want Append", res.Verdict, err)
 	}
 }
+
+// A copy of a Reservation is the same place in the log: once it is committed,
+// no other handle moves it or takes it back.
+func TestCommittedReservationOfCopiedHandle(t *testing.T) {
+	m := New(Config{})
+	first, second := reserved(t, m, 0, 1), reserved(t, m, 1, 1)
+	again := *second
+	settled(t, second.Commit(10))
+	if err := again.Commit(20); !errors.Is(err, ErrSettled) {
+		t.Errorf("second commit, by a copy: %v, want ErrSettled", err)
+	}
+	if err := again.Abort(); !errors.Is(err, ErrSettled) {
+		t.Errorf("abort after the commit, by a copy: %v, want ErrSettled", err)
+	}
+	settled(t, first.Commit(5))
+	want := Result{Verdict: Duplicate, BaseOffset: 10}
+	if res, err := m.Check(31, 0, 1, 1); res != want || err != nil {
+		t.Errorf("retry of the second batch: %+v, %v, want %+v", res, err, want)
+	}
+}
