@@ -1,6 +1,7 @@
 package idempotence
 
 import (
+	"bytes"
 	"errors"
 	"math/rand/v2"
 	"testing"
@@ -135,5 +136,32 @@ func TestCommittedReservationOfCopiedHandle(t *testing.T) {
 	want := Result{Verdict: Duplicate, BaseOffset: 10}
 	if res, err := m.Check(31, 0, 1, 1); res != want || err != nil {
 		t.Errorf("retry of the second batch: %+v, %v, want %+v", res, err, want)
+	}
+}
+
+// A replay from the end offset of a snapshot on settles what was in doubt after
+// AbandonReservations, whatever stands there first: here a control record that
+// is no producer's, as a new leader writes it. Otherwise every later snapshot
+// would end at that offset.
+func TestReplayFromControlRecordSettlesDoubt(t *testing.T) {
+	m := New(Config{})
+	m.Advance(55)
+	if _, _, err := m.Reserve(Batch{ProducerID: 1, Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Commit(2, 0, 0, 1, 56); err != nil {
+		t.Fatal(err)
+	}
+	m.AbandonReservations()
+	if end := m.Snapshot().EndOffset(); end != 55 {
+		t.Fatalf("a batch may lie at 55, but a snapshot ends at %d", end)
+	}
+	log := controlBatch(55, NoProducerID, -1, []byte{0, 0, 0, 2}, []byte{7}).encode()
+	log = append(log, dataBatch(56, 2, 0, 0, 1).encode()...)
+	if _, err := m.ReplayLog(bytes.NewReader(log)); err != nil {
+		t.Fatal(err)
+	}
+	if end := m.Snapshot().EndOffset(); end != 57 {
+		t.Errorf("the log is replayed to 57, but a snapshot ends at %d", end)
 	}
 }
