@@ -165,3 +165,18 @@ func TestReplayFromControlRecordSettlesDoubt(t *testing.T) {
 		t.Errorf("the log is replayed to 57, but a snapshot ends at %d", end)
 	}
 }
+
+// A snapshot that was saved survives the Save of one that was taken before it,
+// by a goroutine that was slower: the records below its end offset may have been
+// deleted on the strength of it.
+func TestSaveOfEarlierSnapshotKeepsLater(t *testing.T) {
+	dir := openDisk(t, newDisk(), 1)
+	m := New(Config{})
+	settled(t, m.Commit(31, 0, 0, 1, 0))
+	early := m.Snapshot()
+	settled(t, m.Commit(31, 0, 1, 1, 1))
+	settled(t, dir.Save(m.Snapshot()), dir.Save(early))
+	if end := loaded(t, dir, 2); end != 2 {
+		t.Errorf("loaded the snapshot of %d, want that of 2", end)
+	}
+}
