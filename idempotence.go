@@ -489,10 +489,12 @@ func (m *ProducerStateManager) judgeUnknown(b *Batch) (Result, error) {
 	return Result{Verdict: Append}, nil
 }
 
-// owedBy returns the first batch of an unknown producer whose append failed.
-// Requires mu held.
+// owedBy returns the first batch of an unknown producer whose append failed. On
+// a new log where everybody must start at 0, that is all there is to ask: what
+// is owed from before the log was cut to nothing could never be paid. Requires
+// mu held.
 func (m *ProducerStateManager) owedBy(pid int64) (firstBatch, bool) {
-	if m.inFlight == nil {
+	if m.inFlight == nil || m.cfg.UnknownProducer == StartAtZeroOnNewLog && m.endOffset == 0 {
 		return firstBatch{}, false
 	}
 	return m.inFlight.owed.get(pid)

@@ -456,8 +456,11 @@ func (r *Reservation) position() (uint8, error) {
 		return 0, ErrSettled
 	}
 	i, ok := r.m.inFlight.lanes[r.lane].find(r.ticket)
-	if !ok {
+	switch {
+	case !ok:
 		return 0, ErrAbandoned
+	case r.m.inFlight.lanes[r.lane].at(i).committed:
+		return 0, ErrSettled // by a copy of the handle
 	}
 	return i, nil
 }

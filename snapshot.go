@@ -149,7 +149,7 @@ func (m *ProducerStateManager) Snapshot() *Snapshot {
 			lastMarker:    min(m.lastMarker, end-1),
 			forgotAt:      min(m.forgotAt, end),
 			now:           m.activity.now,
-			inexact:       m.inexact && end > 0,
+			inexact:       end > 0 && (m.inexact || end <= m.lastMarker || end < m.forgotAt),
 		},
 	}
 }
@@ -182,10 +182,10 @@ func (s *Snapshot) at(row uint32, scratch *producer) (p *producer, known bool) {
 
 func (s *Snapshot) trim(p, scratch *producer) (trimmed *producer, known bool) {
 	switch {
-	case p.endsBy(s.head.endOffset):
-		return p, true
 	case s.head.endOffset == 0:
 		return nil, true
+	case p.endsBy(s.head.endOffset):
+		return p, true
 	}
 	*scratch = *p
 	known, gone := scratch.cut(s.head.endOffset)

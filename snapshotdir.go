@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 )
 
 // This file keeps snapshots in a directory. The rule behind it: a file under its
@@ -59,6 +60,25 @@ type SnapshotDir struct {
 	// intact has the end offsets of files that this SnapshotDir knows to be
 	// whole, from having written or read them.
 	intact map[int64]bool
+	// saved is what Save has written last, but for what was overtaken.
+	saved provenance
+}
+
+// provenance says of which manager a snapshot is, and how often its log had been
+// cut then. Two with the same have one history, in which end offsets rise.
+type provenance struct {
+	cuts       *atomic.Uint64
+	cutsBefore uint64
+	endOffset  int64
+}
+
+func provenanceOf(s *Snapshot) provenance {
+	return provenance{s.cuts, s.cutsBefore, s.EndOffset()}
+}
+
+// overtakes reports whether q is an earlier snapshot of the same history.
+func (p provenance) overtakes(q provenance) bool {
+	return p.cuts == q.cuts && p.cutsBefore == q.cutsBefore && p.endOffset > q.endOffset
 }
 
 // OpenSnapshotDir opens the directory at path, and makes it if it does not exist.
@@ -121,7 +141,8 @@ func (d *SnapshotDir) Close() error {
 // Save writes a snapshot to the directory, in place of one with the same end
 // offset, and forces it to disk. It then removes those that are older than the
 // newest few to keep, of which it counts only intact ones, and those past the
-// end offset of s, which are of a log that was cut since.
+// end offset of s, which are of a log that was cut since. Where two are saved
+// in another order than they were taken in, the later one stays.
 //
 // The error is nil if s is on disk and will survive. It is ErrStaleSnapshot if
 // the log was cut since s was taken. On any error Load gives what was there
@@ -137,8 +158,12 @@ func (d *SnapshotDir) Save(s *Snapshot) error {
 	if err := d.save(s); err != nil {
 		return fmt.Errorf("idempotence: saving a snapshot: %w", err)
 	}
-	// Those past it are of a log that was cut since.
-	err := d.dropAfter(s.EndOffset())
+	var err error
+	if from := provenanceOf(s); !d.saved.overtakes(from) {
+		// Those past it are of a log that was cut since.
+		d.saved = from
+		err = d.dropAfter(s.EndOffset())
+	}
 	if err == nil {
 		err = d.retain()
 	}
