@@ -104,7 +104,7 @@ var (
 // UNKNOWN_SERVER_ERROR for any other error. A situation that the same request
 // can survive later has a code that clients retry.
 //
-// Safe for concurrent use. It does not allocate.
+// Safe for concurrent use.
 func KafkaErrorCode(err error) int16 {
 	if err == nil {
 		return codeNone
@@ -126,8 +126,9 @@ type BatchError struct {
 	// batch's place, in 0..2147483647, or -1 where none would have been: the
 	// batch is fenced or malformed, or not its sequence is the reason.
 	Expected int32
-	// CurrentEpoch is the producer's epoch as remembered, or -1 where the
-	// producer is not known or was not looked up.
+	// CurrentEpoch is the producer's epoch as remembered, or that of its batches
+	// in flight where there are any; -1 where the producer is not known or was
+	// not looked up.
 	CurrentEpoch int16
 	// BaseOffset is the base offset given to Commit or to a replay, or -1 where
 	// none was given: by Check, Reserve and Abort.
