@@ -91,10 +91,9 @@ var (
 	// ErrOffsetOrder: the base offset is not above the newest one remembered
 	// of the producer, is negative, or leaves no room below the largest
 	// offset, or for what else the producer has in flight. A log gives rising
-	// offsets, so either the offset is another
-	// batch's or batches were committed in another order than they were
-	// appended. The broker answers 56 KAFKA_STORAGE_ERROR, which makes a
-	// client try again later.
+	// offsets, so either the offset is another batch's or batches were committed
+	// in another order than they were appended. The broker answers 56
+	// KAFKA_STORAGE_ERROR, which makes a client try again later.
 	ErrOffsetOrder error = &reason{text: "offset out of order", code: codeKafkaStorageError}
 )
 
