@@ -757,6 +757,34 @@ func BenchmarkStallExpire(b *testing.B) {
 	}
 }
 
+// BenchmarkExpireStep reports as longest-step-ms for how long Expire ever holds
+// the lock while it forgets everybody. Each step is timed in several runs and
+// counts with its fastest, so that what the machine does besides is left out:
+// what remains is what a Check can have to wait for.
+func BenchmarkExpireStep(b *testing.B) {
+	for _, n := range []int{100_000, 1_000_000} {
+		b.Run(fmt.Sprintf("producers=%d", n), func(b *testing.B) {
+			var fastest []time.Duration
+			for range max(b.N, 3) {
+				m, _ := full(n)
+				m.tick(instantOf(time.Unix(0, 0)))
+				m.tick(instantOf(time.Unix(1000, 0)))
+				for i, more := 0, true; more; i++ {
+					start := time.Now()
+					_, more = m.sweep(time.Second)
+					spent := time.Since(start)
+					if i == len(fastest) {
+						fastest = append(fastest, spent)
+					}
+					fastest[i] = min(fastest[i], spent)
+				}
+			}
+			b.ReportMetric(slices.Max(fastest).Seconds()*1000, "longest-step-ms")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
 func medianMillis(d []time.Duration) float64 {
 	slices.Sort(d)
 	return d[len(d)/2].Seconds() * 1000

@@ -164,9 +164,10 @@ func (m *ProducerStateManager) decodeKafka(d *snapshotDecoder) {
 	if b := d.take(4); b != nil {
 		producers = bigEndian.Uint32(b)
 	}
-	ranks := m.decodeKafkaProducers(d, producers)
+	rows := filler{t: &m.table, left: producers}
+	ranks := m.decodeKafkaProducers(d, &rows, producers)
 	d.requireSum(d.checksum(), want)
-	m.indexAll(d)
+	d.finish(&rows)
 	if d.err == nil {
 		m.enlistAll(ranks)
 	}
@@ -174,14 +175,14 @@ func (m *ProducerStateManager) decodeKafka(d *snapshotDecoder) {
 
 // decodeKafkaProducers reads the producers, each into a row of its own, and
 // returns the rows with the times of their last activity.
-func (m *ProducerStateManager) decodeKafkaProducers(d *snapshotDecoder, producers uint32) []ranked {
+func (m *ProducerStateManager) decodeKafkaProducers(d *snapshotDecoder, rows *filler, producers uint32) []ranked {
 	var ranks []ranked
 	for i := range producers {
 		b := d.take(kafkaProducerSize)
 		if b == nil {
 			return nil
 		}
-		p := m.table.add()
+		p := rows.add(int64(bigEndian.Uint64(b)))
 		if !p.decodeKafka(b, m.endOffset) {
 			d.fail("producer %d, number %d of %d, cannot be like that in a log of %d: %x", p.id, i, producers, m.endOffset, b)
 			return nil
@@ -192,10 +193,9 @@ func (m *ProducerStateManager) decodeKafkaProducers(d *snapshotDecoder, producer
 	return ranks
 }
 
-// decodeKafka reads all of a producer but its time, and reports whether it can be
+// decodeKafka reads all of a producer but its id and its time, and reports whether it can be
 // like that in a log that ends at endOffset.
 func (p *producer) decodeKafka(b []byte, endOffset int64) bool {
-	p.id = int64(bigEndian.Uint64(b))
 	p.epoch = int16(bigEndian.Uint16(b[8:]))
 	p.coordinatorEpoch = int32(bigEndian.Uint32(b[34:]))
 	p.txnFirst = int64(bigEndian.Uint64(b[38:]))
