@@ -91,10 +91,9 @@ var (
 	// ErrOffsetOrder: the base offset is not above the newest one remembered
 	// of the producer, is negative, or leaves no room below the largest
 	// offset, or for what else the producer has in flight. A log gives rising
-	// offsets, so either the offset is another
-	// batch's or batches were committed in another order than they were
-	// appended. The broker answers 56 KAFKA_STORAGE_ERROR, which makes a
-	// client try again later.
+	// offsets, so either the offset is another batch's or batches were committed
+	// in another order than they were appended. The broker answers 56
+	// KAFKA_STORAGE_ERROR, which makes a client try again later.
 	ErrOffsetOrder error = &reason{text: "offset out of order", code: codeKafkaStorageError}
 )
 
@@ -104,7 +103,7 @@ var (
 // UNKNOWN_SERVER_ERROR for any other error. A situation that the same request
 // can survive later has a code that clients retry.
 //
-// Safe for concurrent use. It does not allocate.
+// Safe for concurrent use.
 func KafkaErrorCode(err error) int16 {
 	if err == nil {
 		return codeNone
@@ -126,8 +125,9 @@ type BatchError struct {
 	// batch's place, in 0..2147483647, or -1 where none would have been: the
 	// batch is fenced or malformed, or not its sequence is the reason.
 	Expected int32
-	// CurrentEpoch is the producer's epoch as remembered, or -1 where the
-	// producer is not known or was not looked up.
+	// CurrentEpoch is the producer's epoch as remembered, or that of its batches
+	// in flight where there are any; -1 where the producer is not known or was
+	// not looked up.
 	CurrentEpoch int16
 	// BaseOffset is the base offset given to Commit or to a replay, or -1 where
 	// none was given: by Check, Reserve and Abort.

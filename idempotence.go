@@ -686,7 +686,7 @@ func (p *producer) view(marks []mark, current uint32) ProducerState {
 }
 
 // Producer returns what is remembered of a producer, as a copy, and whether
-// anything is. Safe for concurrent use.
+// anything is. It allocates the Window. Safe for concurrent use.
 func (m *ProducerStateManager) Producer(pid int64) (ProducerState, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -703,8 +703,9 @@ func (m *ProducerStateManager) Producer(pid int64) (ProducerState, bool) {
 
 // Producers returns a sequence of everything remembered, in the order of
 // producer ids. Each walk over it sees the state of the moment it starts. The
-// states are copies. Safe for concurrent use: the walk holds no lock while it
-// yields, so its body may call the manager.
+// states are copies, so it allocates their Windows, and some 20 to 40 bytes for
+// each producer to put them in order. Safe for concurrent use: the walk holds no
+// lock while it yields, so its body may call the manager.
 func (m *ProducerStateManager) Producers() iter.Seq[ProducerState] {
 	return func(yield func(ProducerState) bool) {
 		m.mu.Lock()

@@ -311,9 +311,9 @@ func (m *ProducerStateManager) reserveAny(b *Batch) (*Reservation, Result, error
 	return m.reserve(b, p), res, nil
 }
 
-// ReserveWait is [ProducerStateManager.Reserve] for a caller who can wait: where the batch cannot be
-// judged until an append in flight has settled, it waits for that and asks
-// again. A retry that meets its own first copy in flight is so answered as a
+// ReserveWait is [ProducerStateManager.Reserve] for a caller who can wait: where
+// the batch cannot be judged until an append in flight has settled, it waits for
+// that and asks again. A retry that meets its own first copy in flight is so answered as a
 // duplicate once the copy is in the log, or takes its place if that failed.
 //
 // It waits no longer than until ctx is done, and then returns an error that is
@@ -342,9 +342,9 @@ func (m *ProducerStateManager) ReserveWait(ctx context.Context, b Batch) (*Reser
 //
 // ErrOffsetOrder says that they are not: baseOffset is negative or below the end
 // of the newest batch remembered, or leaves no room for what was reserved before
-// the batch or after it. The reservation is open still. ErrAbandoned says that somebody else has
-// ended the reservation, and ErrSettled that this call is the second. Neither
-// changes anything. Safe for concurrent use.
+// the batch or after it. The reservation is open still. ErrAbandoned says that
+// somebody else has ended the reservation, and ErrSettled that this call is the
+// second. Neither changes anything. Safe for concurrent use.
 func (r *Reservation) Commit(baseOffset int64) error {
 	m := r.m
 	m.mu.Lock()
@@ -415,7 +415,8 @@ func (r *Reservation) commit(baseOffset int64) error {
 // If nothing at all is remembered of the producer, the aborted batch must be
 // the first to come again. Where the policy would take another first sequence
 // of its epoch, that is refused with ErrOutOfOrderSequence all the same, until
-// Config.Expiration or more has passed.
+// Config.Expiration or more has passed, or Config.MaxProducers more of the kind
+// have come. A snapshot does not hold that, and a restore or Reset forgets it.
 func (r *Reservation) Abort() error {
 	m := r.m
 	m.mu.Lock()

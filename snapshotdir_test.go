@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -664,4 +665,62 @@ func TestCase_SNAP_DELETE_RACE(t *testing.T) {
 		t.Fatal(err)
 	}
 	produce(1, Result{Duplicate, 1})
+}
+
+// slowDisk is a disk that takes as long to sync as the test wants.
+type slowDisk struct {
+	*disk
+	syncing chan struct{} // closed when a sync has begun
+	goOn    chan struct{} // closed to let it end
+}
+
+type slowFile struct {
+	syncWriteCloser
+	on *slowDisk
+}
+
+func (d *slowDisk) create(name string) (syncWriteCloser, error) {
+	f, err := d.disk.create(name)
+	return slowFile{f, d}, err
+}
+
+func (f slowFile) Sync() error {
+	close(f.on.syncing)
+	<-f.on.goOn
+	return f.syncWriteCloser.Sync()
+}
+
+// TestCase_LOCK_IO: while a disk does not get done with a snapshot, batches are
+// checked and committed, producers expire and the log is cut; and what was saved
+// is the state of the moment at which the snapshot was taken. (KAFKA-9393,
+// KAFKA-15046)
+func TestCase_LOCK_IO(t *testing.T) {
+	slow := &slowDisk{newDisk(), make(chan struct{}), make(chan struct{})}
+	dir, err := openSnapshotDir(slow, "snapshots", 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	m := logOf(t, 5)
+	s, saved := m.Snapshot(), make(chan error)
+	go func() { saved <- dir.Save(s) }()
+	<-slow.syncing
+	for seq := range int32(1000) {
+		if res, err := m.Check(78, 0, seq, 1); err != nil || res.Verdict != Append {
+			t.Fatal(res, err)
+		}
+		if err := m.Commit(78, 0, seq, 1, m.EndOffset()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.Expire(time.Unix(1000, 0))
+	m.Snapshot()
+	m.Truncate(900)
+	close(slow.goOn)
+	if err := <-saved; err != nil {
+		t.Fatal(err)
+	}
+	if end := loaded(t, dir, m.EndOffset()); end != 5 {
+		t.Errorf("loaded %d, want 5", end)
+	}
 }
