@@ -322,9 +322,36 @@ func leftOver(d *disk) string {
 	return ""
 }
 
-// TestLoadPassesOver: what is not intact, of another log, or past the log's end is
-// passed over, and an older one is loaded without an error; with a reading error
-// only if there is none.
+// TestLoadDropsWhatIsLost: a crash has lost the log behind 1 and left a snapshot
+// from 2. It must not be loaded, and not either when the log has grown past 2 by
+// other records: the retry of what was lost would be taken for a duplicate.
+func TestLoadDropsWhatIsLost(t *testing.T) {
+	d := newDisk()
+	dir := openDisk(t, d, 10)
+	for n := 1; n <= 2; n++ {
+		if err := dir.Save(logOf(t, n).Snapshot()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, logEnd := range []int64{1, 5} {
+		if end := loaded(t, dir, logEnd); end != 1 {
+			t.Errorf("a log that ends at %d: loaded %d", logEnd, end)
+		}
+	}
+
+	if err := dir.Save(logOf(t, 2).Snapshot()); err != nil {
+		t.Fatal(err)
+	}
+	d.steps, d.faults = nil, map[int]fault{1: fails}
+	res, err := dir.Load(New(Config{}), 1)
+	if err != nil || res.EndOffset != 1 || len(res.PassedOver) != 1 || !errors.Is(res.PassedOver[0], syscall.ENOSPC) {
+		t.Errorf("what is past the end cannot be removed: %+v, %v", res, err)
+	}
+}
+
+// TestLoadPassesOver: what is not intact or of another log is passed over, and an
+// older one is loaded without an error; with a reading error only if there is
+// none.
 func TestLoadPassesOver(t *testing.T) {
 	d := newDisk()
 	dir := openDisk(t, d, 10)
@@ -332,9 +359,6 @@ func TestLoadPassesOver(t *testing.T) {
 		if err := dir.Save(logOf(t, n).Snapshot()); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if end := loaded(t, dir, 5); end != 5 {
-		t.Errorf("a log that ends at 5: loaded %d", end)
 	}
 	node := func(n int64) *inode { return d.names[dir.name(n)] }
 	node(6).data = node(6).data[:50]
