@@ -157,7 +157,8 @@ Only from Commit, and only where the append lock was not held:
 	ErrOffsetOrder         56 KAFKA_STORAGE_ERROR            tries again later
 
 A failure of your own (the disk is full, the leader has moved) is no error of
-this package. Answer it with a code that clients retry, 56 KAFKA_STORAGE_ERROR
+this package, and KafkaErrorCode gives -1 for it, which clients do not retry. Tell
+those errors apart first, and answer with a code that clients retry, 56 KAFKA_STORAGE_ERROR
 or 6 NOT_LEADER_OR_FOLLOWER: the retry carries the same sequence and is judged
 anew. An answer that never arrives is the same case.
 
@@ -191,17 +192,14 @@ and is remembered when its append has succeeded:
 
 	func (p *Partition) Produce(ctx context.Context, b idempotence.Batch, records []byte) (int64, error) {
 		for {
-			p.order.Lock() // over Reserve and the hand-over, and no longer
-			r, res, err := p.producers.Reserve(b)
-			if r != nil {
-				done := p.log.Enqueue(records)
-				p.order.Unlock()
-				return settle(r, <-done)
+			a, base, err := p.reserve(b, records)
+			if a != nil {
+				<-a.settled
+				return a.base, a.err
 			}
-			p.order.Unlock()
 			var inFlight *idempotence.InFlightError
 			if !errors.As(err, &inFlight) {
-				return res.BaseOffset, err // a duplicate, or refused
+				return base, err // a duplicate, or refused
 			}
 			select { // its own first copy is on its way: see what becomes of it
 			case <-inFlight.Done():
@@ -211,19 +209,51 @@ and is remembered when its append has succeeded:
 		}
 	}
 
-	func settle(r *idempotence.Reservation, a Appended) (int64, error) {
-		if a.Err != nil {
-			return 0, errors.Join(a.Err, r.Abort())
+	func (p *Partition) reserve(b idempotence.Batch, records []byte) (*pending, int64, error) {
+		p.order.Lock()
+		defer p.order.Unlock()
+		if p.offline != nil {
+			return nil, 0, p.offline
 		}
-		return a.BaseOffset, r.Commit(a.BaseOffset)
+		r, res, err := p.producers.Reserve(b)
+		if r == nil {
+			return nil, res.BaseOffset, err
+		}
+		a := &pending{reservation: r, settled: make(chan struct{})}
+		p.log.Enqueue(a, records)
+		return a, 0, nil
+	}
+
+	// landed is called by the log, in the order of the log.
+	func (p *Partition) landed(a *pending, base int64) {
+		a.base, a.err = base, a.reservation.Commit(base)
+		if a.err != nil {
+			p.takeOffline(a.err) // the log and the memory have parted
+		}
+		close(a.settled)
+	}
+
+	// failed is called by the log when a write has failed and what it may have
+	// left has been cut off.
+	func (p *Partition) failed(written []*pending, why error) {
+		p.order.Lock() // nothing is judged or queued meanwhile
+		defer p.order.Unlock()
+		for _, a := range append(written, p.log.DropQueue()...) {
+			a.err = why
+			if errors.Is(a.reservation.Abort(), idempotence.ErrHole) {
+				p.takeOffline(idempotence.ErrHole)
+			}
+			close(a.settled)
+		}
 	}
 
 Its duties differ from those of the first loop in these points.
 
  1. Hold a lock over [ProducerStateManager.Reserve] and the hand-over to the log,
     so that the batches of a producer enter the log in the order in which they
-    were reserved. Release it before you wait. Where your log keeps the order of
-    the calls by itself, [ProducerStateManager.ReserveWait] does the waiting.
+    were reserved. Release it before you wait. ([ProducerStateManager.ReserveWait]
+    does the waiting for whoever needs no such lock, since one goroutine alone
+    hands over the batches of a producer.)
 
  2. End each [Reservation] in exactly one [Reservation.Commit] or
     [Reservation.Abort]. Commits may come in any order. One that never ends keeps
@@ -231,19 +261,31 @@ Its duties differ from those of the first loop in these points.
 
  3. Never acknowledge on [ErrInFlight]. It is the answer to a copy of a batch that
     is on its way, and nobody knows yet whether that will arrive. Wait for Done and
-    ask again, or send 7 REQUEST_TIMED_OUT and let the producer ask.
+    ask again, or send 7 REQUEST_TIMED_OUT and let the producer ask. A Commit that
+    returns nil is good to acknowledge if nothing before the batch in the log can
+    fail any more, as in a log that is written from front to back. If an earlier
+    append of the producer may yet be aborted, wait until the batch is visible:
+    until CheckBatch answers Duplicate for it.
 
  4. When an append fails, nothing behind it of that producer may stay in the log,
     or there is a gap that no retry can fill. Abort ends those reservations too
-    ([ErrAbandoned] is what their Commit returns); it is for the log to drop what
-    is queued behind, and to cut off what is written. [ErrHole] says that one of
-    them had been committed already: cut the log off before it, or give up
+    ([ErrAbandoned] is what their Commit and Abort return); it is for the log to
+    drop what is queued behind, and to cut off what is written. Do both under the
+    lock of the first duty, before the log takes another batch: otherwise one that
+    was judged to follow the failed one slips in between. [ErrHole] says that one
+    of them had been committed already: cut the log off before it, or give up
     leadership.
 
- 5. When leadership is lost, call [ProducerStateManager.AbandonReservations], which
-    lets everybody go who waits. Some of what was in flight may be in the log. So
-    cut the log to what the new leader has, and before the next Check or Reserve
-    replay it from the EndOffset of a [Snapshot] taken after the call.
+ 5. A Commit that returns an error means what it means in the first loop: the
+    log and the memory have parted, and the partition is offline until one has been
+    made to agree with the other. After [ErrOffsetOrder] the reservation is open
+    still.
+
+ 6. When leadership is lost, call [ProducerStateManager.AbandonReservations], which
+    lets everybody go who waits. Some of what was in flight may be in the log. Cut
+    the log to what the new leader has and call [ProducerStateManager.Truncate];
+    if that returns false, rebuild as below, and otherwise replay the log from the
+    EndOffset of a [Snapshot] taken then, before the next Check or Reserve.
 
 Prefer the first loop where an append is quick, since it is the simpler and the
 cheaper; the second where it is not. One partition can have both at work, for
@@ -267,27 +309,33 @@ The state follows from the log, and lives in memory. Keeping the two together
 when one of them moves by itself is the second half of your responsibilities.
 Hold back the partition's appends during each of these.
 
- 1. At start, make a new manager, and restore the newest snapshot that is intact
-    and does not lie beyond the log's end: [SnapshotDir.Load], or
-    [ProducerStateManager.Restore] from wherever you keep it. Then play the log to
-    it, from the segment that holds the snapshot's end offset, or the oldest where
-    there is no snapshot, before the partition takes its first batch:
+ 1. At start, find the end of the log, and make a new manager. If it keeps
+    snapshots, restore the newest that is intact and does not lie beyond that end:
+    [SnapshotDir.Load] does so and removes those beyond, or
+    [ProducerStateManager.Restore] from wherever you keep them. Then play the log
+    to it, from the segment that holds the snapshot's end offset, or the oldest
+    where there is no snapshot, before the partition takes its first batch:
     [ProducerStateManager.ReplayLog] for Kafka's segments,
-    [ProducerStateManager.Replay] for each batch of any other log. Nothing is
-    judged: what is in the log has happened, gaps and all. What the snapshot knows
-    already is skipped. If the newest segment ends in [ErrTornTail], cut it off
-    where the result says that the good part ends. [ErrCorruptLog] is damage that
-    a broker does not mend by itself.
+    [ProducerStateManager.Replay] for each batch, and
+    [ProducerStateManager.ReplayMarker] for each transaction marker, of any other
+    log. Nothing is judged: what is in the log has happened, gaps and all. What the
+    snapshot knows already is skipped. If the newest segment ends in [ErrTornTail],
+    cut it off where the result says that the good part ends. A torn tail moves the
+    log's end, so look for one first, with a ReplayLog to a manager that you throw
+    away, or have no snapshot of what is not on the disk (sync the log before you
+    save one). [ErrCorruptLog] is damage that a broker does not mend by itself.
 
  2. When a segment is full, and at a clean shutdown, take a
     [ProducerStateManager.Snapshot] and write it: [SnapshotDir.Save], or
     [Snapshot.WriteTo]. Taking it is a matter of microseconds; write it without the
-    append lock. It is never the whole truth: the log behind its end offset is
-    replayed in any case, also after a shutdown that was clean.
+    append lock, and sync the log first. It is never the whole truth: the log behind
+    its end offset is replayed in any case, also after a shutdown that was clean.
 
- 3. On a follower, Replay each batch that comes from the leader and is appended.
-    When it becomes the leader, its state is that of the old one, and there is
-    nothing to do before the first Check.
+ 3. On a follower, Replay each batch that comes from the leader and is appended,
+    those without a producer id too, and ReplayMarker each marker. When it becomes
+    the leader, its state is that of the old one, and there is nothing to do before
+    the first Check. A follower saves snapshots and calls Expire as a leader does;
+    for two replicas to forget the same producers they need the same calls.
 
  4. When leadership is lost, let whoever holds the append lock finish, or abandon
     what is in flight, answer everybody else with 6 NOT_LEADER_OR_FOLLOWER, and
@@ -295,13 +343,18 @@ Hold back the partition's appends during each of these.
 
  5. When the log is cut, call [ProducerStateManager.Truncate] with its new end,
     and remove the snapshots beyond it: [SnapshotDir.DropAfter]. Where Truncate
-    returns false, what is left may be less than the log tells: go back to the
-    first step.
+    returns false, what is left may be less than the log tells: call
+    [ProducerStateManager.Reset], which forgets it, and go on as at start.
 
- 6. When the log is deleted and created again, call [ProducerStateManager.Reset].
+ 6. When the log is deleted and created again, call Reset, and DropAfter with -1.
     When only its oldest records are deleted, do nothing, but have a snapshot that
     is younger than the deletion, since the log can no longer tell. A retry of
     what stood there is still a duplicate, at an offset that is gone.
+
+ 7. When you append a transaction marker yourself, call ReplayMarker for it. The
+    manager keeps track of which producer has a transaction open, since it must
+    not be forgotten meanwhile; without the marker it never will be. Everything
+    else about transactions is left to you.
 
 Kafka's own snapshots can be read ([ProducerStateManager.RestoreKafka]) and written
 ([Snapshot.WriteKafka]). They hold one batch of each producer, so of five retries

@@ -275,9 +275,10 @@ func (s *Snapshot) rankByCommit(ranks []ranked) {
 	}
 }
 
-// WriteTo writes the snapshot to w, in the format drawn above, and returns how
-// many bytes it wrote. Equal states give equal bytes. It returns the first error
-// of w, wrapped; what was written then is worthless.
+// WriteTo writes the snapshot to w, in the format drawn at the top of
+// snapshot.go, and returns how many bytes it wrote. Equal states give equal
+// bytes. It returns the first error of w, wrapped; what was written then is
+// worthless.
 //
 // It takes a buffer of 64 KiB, and for each producer 16 bytes, or twice that
 // where they are not in the order of their last activity.
