@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -134,8 +135,8 @@ var pipelineActions = []pipelineAction{
 func (p *pipeline) verify() {
 	audit(p.t, p.m)
 	p.compare(p.model.state(), stateOf(p.m), "the state (-model +manager)")
-	if diff := cmp.Diff(p.model.stats, p.m.Stats()); diff != "" {
-		p.fail("the counts (-model +manager):\n%s", diff)
+	if want, got := p.model.stats, p.m.Stats(); want != got {
+		p.fail("the counts (-model +manager):\n%s", cmp.Diff(want, got))
 	}
 	p.verifySnapshotEnd()
 }
@@ -146,6 +147,15 @@ var unseen = cmp.Options{cmpopts.IgnoreFields(ProducerState{}, "LastActivity"), 
 func (p *pipeline) compare(want, got state, what string) {
 	p.t.Helper()
 	got.InFlight = slices.DeleteFunc(got.InFlight, func(l laneState) bool { return l.ProducerID == NoProducerID })
+	if len(got.InFlight) == 0 {
+		got.InFlight = nil
+	}
+	for i := range got.Producers {
+		got.Producers[i].LastActivity = time.Time{}
+	}
+	if reflect.DeepEqual(want, got) {
+		return // nearly always, and a diff takes much longer
+	}
 	if diff := cmp.Diff(want, got, unseen); diff != "" {
 		p.fail("%s:\n%s", what, diff)
 	}
