@@ -146,7 +146,9 @@ func after(s span) int32 {
 	return int32((int64(s.first()) + int64(s.count())) % (1 << 31))
 }
 
-// auditActivity walks both lists.
+// auditActivity walks both lists. In which order those of one mark have committed
+// (activity 2) cannot be seen any more where the log was cut or a marker
+// replayed; the chronicle knows it.
 func auditActivity(m *ProducerStateManager) error {
 	a := &m.activity
 	idle, err := auditList(m, "idle", a.idle)

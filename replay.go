@@ -237,7 +237,7 @@ func (s *managerSink) replayBatch(b Batch, baseOffset int64) error {
 	if err := s.m.Replay(b, baseOffset); !errors.Is(err, ErrInvalidBatch) {
 		return err
 	}
-	return s.skipTo(baseOffset + int64(b.Count))
+	return s.skip(baseOffset, baseOffset+int64(b.Count))
 }
 
 func (s *managerSink) replayMarker(k Marker, offset int64) error {
@@ -245,18 +245,19 @@ func (s *managerSink) replayMarker(k Marker, offset int64) error {
 	if err := s.m.ReplayMarker(k, offset); !errors.Is(err, ErrInvalidBatch) {
 		return err
 	}
-	return s.skipTo(offset + 1)
+	return s.skip(offset, offset+1)
 }
 
-// skipTo passes over what says nothing about producers. What lies between the
-// entry before and endOffset is known with it.
-func (s *managerSink) skipTo(endOffset int64) error {
+// skip passes over what says nothing about producers. What lies between the
+// entry before, or base where this is the first, and endOffset is known with it.
+func (s *managerSink) skip(base, endOffset int64) error {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
 	s.m.advance(endOffset)
-	if s.end != noOffset {
-		s.m.replayed(s.end, endOffset)
+	if s.end == noOffset {
+		s.end = base
 	}
+	s.m.replayed(s.end, endOffset)
 	s.end = endOffset
 	return nil
 }
@@ -266,9 +267,10 @@ func (s *managerSink) skipTo(endOffset int64) error {
 type logSink interface {
 	replayBatch(b Batch, baseOffset int64) error
 	replayMarker(m Marker, offset int64) error
-	// skipTo is called for what says nothing about producers, and ends at
-	// endOffset.
-	skipTo(endOffset int64) error
+	// skip is called for what says nothing about producers, from base to
+	// endOffset. In the older formats base may be too high, as the offset of the
+	// last message of a set is all there is.
+	skip(base, endOffset int64) error
 }
 
 // readLog reads a log to its end, or to where it stops being good, and tells
@@ -304,7 +306,7 @@ func (r *ReplayResult) apply(e *segmentEntry, sink logSink) error {
 		count = &r.Markers
 		err = sink.replayMarker(e.marker, e.header.BaseOffset)
 	default:
-		err = sink.skipTo(e.header.LastOffset() + 1)
+		err = sink.skip(e.header.BaseOffset, e.header.LastOffset()+1)
 	}
 	if err == nil {
 		*count++

@@ -286,7 +286,7 @@ func (d *snapshotDecoder) fill(n int) {
 		d.end += got
 		if got > 0 {
 			idle = 0
-		} else if idle == 100 && d.readErr == nil {
+		} else if idle == maxEmptyReads && d.readErr == nil {
 			d.readErr = io.ErrNoProgress
 		}
 	}

@@ -50,7 +50,7 @@ func (r *recorder) replayMarker(m Marker, offset int64) error {
 		m.ProducerID, m.Epoch, m.CoordinatorEpoch, m.Commit, offset)
 }
 
-func (r *recorder) skipTo(endOffset int64) error { return r.note("skip to=%d", endOffset) }
+func (r *recorder) skip(_, endOffset int64) error { return r.note("skip to=%d", endOffset) }
 
 // reading is everything that comes of reading a log.
 type reading struct {

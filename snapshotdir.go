@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 )
 
 // This file keeps snapshots in a directory. The rule behind it: a file under its
@@ -42,7 +43,7 @@ var (
 )
 
 // SnapshotDir is a directory with the snapshots of one log, each in a file named
-// by its end offset in 20 digits. Other files in it are left alone, so it may be
+// by its end offset in 20 digits and the suffix .idps. Other files in it are left alone, so it may be
 // the directory of the log.
 //
 // The broker calls Load at its start, Save when a segment is rolled and at
@@ -59,6 +60,25 @@ type SnapshotDir struct {
 	// intact has the end offsets of files that this SnapshotDir knows to be
 	// whole, from having written or read them.
 	intact map[int64]bool
+	// saved is what Save has written last, but for what was overtaken.
+	saved provenance
+}
+
+// provenance says of which manager a snapshot is, and how often its log had been
+// cut then. Two with the same have one history, in which end offsets rise.
+type provenance struct {
+	cuts       *atomic.Uint64
+	cutsBefore uint64
+	endOffset  int64
+}
+
+func provenanceOf(s *Snapshot) provenance {
+	return provenance{s.cuts, s.cutsBefore, s.EndOffset()}
+}
+
+// overtakes reports whether q is an earlier snapshot of the same history.
+func (p provenance) overtakes(q provenance) bool {
+	return p.cuts == q.cuts && p.cutsBefore == q.cutsBefore && p.endOffset > q.endOffset
 }
 
 // OpenSnapshotDir opens the directory at path, and makes it if it does not exist.
@@ -121,7 +141,8 @@ func (d *SnapshotDir) Close() error {
 // Save writes a snapshot to the directory, in place of one with the same end
 // offset, and forces it to disk. It then removes those that are older than the
 // newest few to keep, of which it counts only intact ones, and those past the
-// end offset of s, which are of a log that was cut since.
+// end offset of s, which are of a log that was cut since. Where two are saved
+// in another order than they were taken in, the later one stays.
 //
 // The error is nil if s is on disk and will survive. It is ErrStaleSnapshot if
 // the log was cut since s was taken. On any error Load gives what was there
@@ -137,8 +158,12 @@ func (d *SnapshotDir) Save(s *Snapshot) error {
 	if err := d.save(s); err != nil {
 		return fmt.Errorf("idempotence: saving a snapshot: %w", err)
 	}
-	// Those past it are of a log that was cut since.
-	err := d.dropAfter(s.EndOffset())
+	var err error
+	if from := provenanceOf(s); !d.saved.overtakes(from) {
+		// Those past it are of a log that was cut since.
+		d.saved = from
+		err = d.dropAfter(s.EndOffset())
+	}
 	if err == nil {
 		err = d.retain()
 	}
@@ -222,14 +247,18 @@ type LoadResult struct {
 	// its start.
 	EndOffset int64
 	// PassedOver has an error for each newer snapshot that could not be
-	// restored. Tell somebody: the disk may be failing.
+	// restored, and one if what is past the log's end could not be removed. Tell
+	// somebody: the disk may be failing.
 	PassedOver []error
 }
 
 // Load restores the newest snapshot that is intact, of the manager's log, and not
-// past logEnd, the end offset of the log. What is past it is of records that a
-// crash has lost. Where a snapshot cannot be restored, it takes the next older
-// one; where there is none, the state is untouched.
+// past logEnd, the end offset of the log after a torn tail has been cut off. What
+// is past it is of records that a crash has lost, and is removed, as DropAfter
+// does: the log would grow past it again, and then it would be taken for true.
+// Where a snapshot cannot be restored, Load takes the next older one; where there
+// is none, the state is untouched, so restore into a new manager or Reset the old
+// one first.
 //
 // The error is nil unless the directory cannot be read, or none could be restored
 // and one of them because it could not be read: it might be good. The state is
@@ -241,6 +270,9 @@ func (d *SnapshotDir) Load(m *ProducerStateManager, logEnd int64) (LoadResult, e
 	offsets, err := d.endOffsets()
 	if err != nil {
 		return res, fmt.Errorf("idempotence: loading a snapshot: %w", err)
+	}
+	if err := d.drop(offsets, logEnd); err != nil {
+		res.PassedOver = append(res.PassedOver, fmt.Errorf("removing what is past offset %d: %w", logEnd, err))
 	}
 	var unread error
 	for _, offset := range offsets {
@@ -299,6 +331,11 @@ func (d *SnapshotDir) DropAfter(to int64) error {
 // dropAfter is DropAfter. Requires mu held.
 func (d *SnapshotDir) dropAfter(to int64) error {
 	offsets, err := d.endOffsets()
+	return errors.Join(err, d.drop(offsets, to))
+}
+
+// drop removes those of the snapshots that are past to.
+func (d *SnapshotDir) drop(offsets []int64, to int64) (err error) {
 	dropped := false
 	for _, offset := range offsets {
 		if offset > to {

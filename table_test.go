@@ -5,6 +5,8 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
+	"reflect"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -298,4 +300,53 @@ func TestFiller_NoFalseTwin(t *testing.T) {
 			t.Fatalf("seed %d: producer %d is said to be there twice", seed, twice.id)
 		}
 	}
+}
+
+// TestRowsAreForNobodyToFollow: a row is two cache lines and has no pointer in
+// it, and neither has a group of the index, so that a million producers are a
+// few thousand objects to the garbage collector, of which it looks into none.
+func TestRowsAreForNobodyToFollow(t *testing.T) {
+	if size := reflect.TypeFor[producer]().Size(); size != 128 {
+		t.Errorf("a row takes %d bytes, want 128", size)
+	}
+	for _, typ := range []reflect.Type{reflect.TypeFor[producer](), reflect.TypeFor[group](), reflect.TypeFor[mark]()} {
+		if path := pointerIn(typ); path != "" {
+			t.Errorf("there is a pointer in %s", path)
+		}
+	}
+	if pointerIn(reflect.TypeFor[flight]()) == "" {
+		t.Error("the channel in flight is not found")
+	}
+}
+
+// pointerIn returns where in a type there is something that is not a plain
+// number, or "".
+func pointerIn(typ reflect.Type) string {
+	switch typ.Kind() {
+	case reflect.Array:
+		return pointerIn(typ.Elem())
+	case reflect.Struct:
+		for i := range typ.NumField() {
+			if path := pointerIn(typ.Field(i).Type); path != "" {
+				return typ.Name() + "." + typ.Field(i).Name + " " + path
+			}
+		}
+		return ""
+	}
+	if typ.Kind() >= reflect.Bool && typ.Kind() <= reflect.Complex128 && typ.Kind() != reflect.Uintptr {
+		return ""
+	}
+	return typ.String()
+}
+
+// TestMemoryPerProducer: a producer with a full window takes at most 160 bytes,
+// everything included. (BenchmarkMemory has the figure for a million.)
+func TestMemoryPerProducer(t *testing.T) {
+	const many, most = 100_000, 160
+	before := heapNow()
+	m, _ := full(many)
+	if n := float64(heapNow()-before) / many; n > most {
+		t.Errorf("%.1f bytes a producer, want at most %d", n, most)
+	}
+	runtime.KeepAlive(m)
 }

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -239,4 +240,55 @@ func (l *load) run(ctx context.Context, addr, name string, acks *acks) (n int, e
 			cl.Produce(ctx, kgo.StringRecord(record(name, n)), acks.promise)
 		}
 	}
+}
+
+// The bounds on what is remembered can be set, and what is left can be looked at
+// while the broker runs.
+func TestFlags(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	p := startProcess(t, "-data", dir, "-partitions", "1", "-max-producers", "2", "-expire-after", "1s")
+	if !p.serves(func(string) {}) {
+		t.Fatal("the broker did not start")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	for i := range 4 {
+		if _, err := franz(ctx, p.addr, fmt.Sprintf("producer-%d", i), 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := remembered(t, dir); got != "end offset 4, 4 producers" { // by the log, which knows no limit
+		t.Errorf("while it runs: %s", got)
+	}
+	if err := p.end(syscall.SIGTERM); err != nil {
+		t.Errorf("the broker ended with %v", err)
+	}
+	if got := remembered(t, dir); got != "end offset 4, 2 producers" {
+		t.Errorf("with room for 2 producers: %s", got)
+	}
+
+	p = startProcess(t, "-data", dir, "-expire-after", "100ms")
+	if !p.serves(func(string) {}) {
+		t.Fatal("the broker did not start")
+	}
+	time.Sleep(time.Second)
+	if err := p.end(syscall.SIGTERM); err != nil {
+		t.Errorf("the broker ended with %v", err)
+	}
+	if got := remembered(t, dir); got != "end offset 4, 0 producers" {
+		t.Errorf("after they were idle for long: %s", got)
+	}
+}
+
+// remembered is what inspect says of the one partition in a data directory.
+func remembered(t *testing.T, dir string) string {
+	t.Helper()
+	var out strings.Builder
+	if err := inspect(&out, []string{dir}); err != nil {
+		t.Fatal(err)
+	}
+	_, summary, _ := strings.Cut(out.String(), "; ")
+	summary, _, _ = strings.Cut(summary, "\n")
+	return summary
 }

@@ -226,14 +226,18 @@ func (l *Log) index(s *segment, size int64) error {
 	return nil
 }
 
-// Replay has the segments replayed, in order, from the one on that holds the
-// offset from: that of a snapshot, or 0 for all of them.
+// Replay has the log replayed from the batch on that holds the offset from:
+// that of a snapshot, or 0 for all of it. It does not begin earlier, since that
+// would bring back producers which the snapshot has forgotten.
 func (l *Log) Replay(from int64, replay ReplayFunc) error {
 	l.mu.RLock()
-	segments := l.segments[max(l.segmentOf(from), 0):]
-	l.mu.RUnlock()
-	for _, s := range segments {
-		if _, err := replay(io.NewSectionReader(s.file, 0, s.size)); err != nil {
+	defer l.mu.RUnlock()
+	for _, s := range l.segments[max(l.segmentOf(from), 0):] {
+		at, err := l.positionOf(s, from)
+		if err == nil {
+			_, err = replay(io.NewSectionReader(s.file, at, s.size-at))
+		}
+		if err != nil {
 			return fmt.Errorf("%s: %w", s.file.Name(), err)
 		}
 	}

@@ -184,6 +184,21 @@ func TestOffsetOfTime(t *testing.T) {
 	}
 }
 
+// A replay begins with the batch that holds the offset, and no earlier: what is
+// before it is in the snapshot, or has been forgotten.
+func TestReplayFrom(t *testing.T) {
+	l, _ := open(t, t.TempDir())
+	fill(t, l, 6, 3) // batches begin at 0 1 3 | 6 10 15, the end is 21
+	for from, want := range map[int64][]int64{
+		0: {1, 3, 6, 10, 15}, 2: {1, 3, 6, 10, 15}, 3: {3, 6, 10, 15}, 6: {6, 10, 15},
+		9: {6, 10, 15}, 10: {10, 15}, 20: {15}, 21: nil,
+	} {
+		m := idempotence.New(idempotence.Config{})
+		wantEqual(t, "error", l.Replay(from, m.ReplayLog), nil)
+		wantEqual(t, fmt.Sprintf("replayed from %d", from), replayed(m), want)
+	}
+}
+
 // A crash may cut the last write anywhere. Whatever is left of it must go, and
 // nothing else.
 func TestTornTailIsCutAtEveryByte(t *testing.T) {

@@ -1,0 +1,183 @@
+package idempotence
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// This file holds what an attack on the package brought to light: one test for
+// each defect that was found, named after what it defends.
+
+// A free slot is row 0 to whoever looks for candidates only by their tags. The
+// producer in row 0 must not be taken for a second one because of that, or an
+// intact snapshot is refused as corrupt, with some seeds and not with others.
+// The seed is searched for which puts both producers' tags at 1, next to that
+// of a free slot, and the producer of row 0 behind the other one.
+func TestIntactSnapshotIsNotRefusedForAnySeed(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for {
+		table := table{index: index{seed: [2]uint64{rng.Uint64(), rng.Uint64() | 1}}}
+		rows := filler{t: &table, left: 2}
+		rows.add(7)
+		rows.add(8)
+		first, second := table.hashOf(0), table.hashOf(1)
+		if tagOf(first) != 1 || tagOf(second) != 1 || second>>56 >= first>>56 {
+			continue
+		}
+		if twice := rows.done(); twice != nil {
+			t.Errorf("seed %#x: producer %d is there twice among 7 and 8", table.index.seed, twice.id)
+		}
+		return
+	}
+}
+
+// A snapshot with end offset 0 is that of an empty log, which knows nobody, not
+// even by an epoch that a marker past the end has brought.
+func TestSnapshotOfEmptyLogHoldsNobody(t *testing.T) {
+	m := New(Config{})
+	if _, _, err := m.Reserve(Batch{ProducerID: 1, Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.ReplayMarker(Marker{ProducerID: 2, Epoch: 3}, 5); err != nil {
+		t.Fatal(err)
+	}
+	n := restored(t, Config{}, encoded(t, m))
+	if end := n.EndOffset(); end != 0 {
+		t.Fatalf("end offset %d, want 0: a batch is in flight that may lie there", end)
+	}
+	if p, ok := n.Producer(2); ok {
+		t.Errorf("a log of 0 records knows producer %+v", p)
+	}
+}
+
+// Where something is in flight, a snapshot ends before what the manager knows.
+// What lies past its end and cannot be taken back makes it inexact, as it makes
+// a Truncate to there.
+func TestSnapshotPastWhichTruncateIsInexact(t *testing.T) {
+	steps := []struct {
+		name string
+		do   func(m *ProducerStateManager)
+	}{
+		{"a marker", func(m *ProducerStateManager) {
+			m.ReplayMarker(Marker{ProducerID: 2, Epoch: 1}, 60)
+		}},
+		{"a batch without sequences", func(m *ProducerStateManager) {
+			m.Replay(Batch{ProducerID: 2, Epoch: 1, BaseSequence: -1, Count: 1}, 60)
+		}},
+		{"a producer forgotten", func(m *ProducerStateManager) {
+			m.Advance(60)
+			m.Expire(time.Unix(1, 0))
+			m.Expire(time.Unix(1, 0).Add(DefaultExpiration))
+		}},
+	}
+	for _, step := range steps {
+		t.Run(step.name, func(t *testing.T) {
+			m := New(Config{})
+			if err := m.Commit(2, 0, 0, 1, 40); err != nil {
+				t.Fatal(err)
+			}
+			m.Advance(50)
+			if _, _, err := m.Reserve(Batch{ProducerID: 1, Count: 1}); err != nil {
+				t.Fatal(err)
+			}
+			step.do(m)
+			n := restored(t, Config{}, encoded(t, m))
+			if end := n.EndOffset(); end != 50 {
+				t.Fatalf("end offset %d, want 50", end)
+			}
+			if got, want := n.Truncate(50), m.Truncate(50); got || want {
+				t.Errorf("Truncate to 50 is exact: %t after a restore, %t without", got, want)
+			}
+		})
+	}
+}
+
+// A first batch that failed is owed. Once the log was cut to nothing, the policy
+// that asks for 0 on a new log and a debt of another sequence must not shut the
+// producer out between them.
+func TestOwedDoesNotShutOutOfNewLog(t *testing.T) {
+	m := New(Config{UnknownProducer: StartAtZeroOnNewLog})
+	m.Advance(100)
+	r, _, err := m.Reserve(Batch{ProducerID: 1, BaseSequence: 7, Count: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Abort(); err != nil {
+		t.Fatal(err)
+	}
+	if !m.Truncate(0) {
+		t.Fatal("Truncate to 0 is not exact")
+	}
+	var facts *BatchError
+	if _, err := m.Check(1, 0, 7, 1); !errors.As(err, &facts) || facts.Expected != 0 {
+		t.Errorf("sequence 7 on a new log: %v, want it refused and 0 expected", err)
+	}
+	if res, err := m.Check(1, 0, 0, 1); err != nil || res.Verdict != Append {
+		t.Errorf("sequence 0 on a new log: %v, %v, want Append", res.Verdict, err)
+	}
+}
+
+// A copy of a Reservation is the same place in the log: once it is committed,
+// no other handle moves it or takes it back.
+func TestCommittedReservationOfCopiedHandle(t *testing.T) {
+	m := New(Config{})
+	first, second := reserved(t, m, 0, 1), reserved(t, m, 1, 1)
+	again := *second
+	settled(t, second.Commit(10))
+	if err := again.Commit(20); !errors.Is(err, ErrSettled) {
+		t.Errorf("second commit, by a copy: %v, want ErrSettled", err)
+	}
+	if err := again.Abort(); !errors.Is(err, ErrSettled) {
+		t.Errorf("abort after the commit, by a copy: %v, want ErrSettled", err)
+	}
+	settled(t, first.Commit(5))
+	want := Result{Verdict: Duplicate, BaseOffset: 10}
+	if res, err := m.Check(31, 0, 1, 1); res != want || err != nil {
+		t.Errorf("retry of the second batch: %+v, %v, want %+v", res, err, want)
+	}
+}
+
+// A replay from the end offset of a snapshot on settles what was in doubt after
+// AbandonReservations, whatever stands there first: here a control record that
+// is no producer's, as a new leader writes it. Otherwise every later snapshot
+// would end at that offset.
+func TestReplayFromControlRecordSettlesDoubt(t *testing.T) {
+	m := New(Config{})
+	m.Advance(55)
+	if _, _, err := m.Reserve(Batch{ProducerID: 1, Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Commit(2, 0, 0, 1, 56); err != nil {
+		t.Fatal(err)
+	}
+	m.AbandonReservations()
+	if end := m.Snapshot().EndOffset(); end != 55 {
+		t.Fatalf("a batch may lie at 55, but a snapshot ends at %d", end)
+	}
+	log := controlBatch(55, NoProducerID, -1, []byte{0, 0, 0, 2}, []byte{7}).encode()
+	log = append(log, dataBatch(56, 2, 0, 0, 1).encode()...)
+	if _, err := m.ReplayLog(bytes.NewReader(log)); err != nil {
+		t.Fatal(err)
+	}
+	if end := m.Snapshot().EndOffset(); end != 57 {
+		t.Errorf("the log is replayed to 57, but a snapshot ends at %d", end)
+	}
+}
+
+// A snapshot that was saved survives the Save of one that was taken before it,
+// by a goroutine that was slower: the records below its end offset may have been
+// deleted on the strength of it.
+func TestSaveOfEarlierSnapshotKeepsLater(t *testing.T) {
+	dir := openDisk(t, newDisk(), 1)
+	m := New(Config{})
+	settled(t, m.Commit(31, 0, 0, 1, 0))
+	early := m.Snapshot()
+	settled(t, m.Commit(31, 0, 1, 1, 1))
+	settled(t, dir.Save(m.Snapshot()), dir.Save(early))
+	if end := loaded(t, dir, 2); end != 2 {
+		t.Errorf("loaded the snapshot of %d, want that of 2", end)
+	}
+}
