@@ -155,8 +155,8 @@ func (m *ProducerStateManager) decodeProducers(d *snapshotDecoder, rows *filler,
 			return
 		}
 		p := rows.add(int64(littleEndian.Uint64(b)))
-		size := p.decode(b)
-		if d.skip(size); size == 0 || p.id > m.maxProducerID || !p.endsBy(m.endOffset) {
+		size := p.decode(b, m.endOffset)
+		if d.skip(size); size == 0 || p.id > m.maxProducerID {
 			d.fail("producer %d, number %d of %d, cannot be like that: %+v", p.id, i, producers, p.window)
 		}
 		p.mark = of - 1
@@ -171,8 +171,9 @@ func (m *ProducerStateManager) decodeProducers(d *snapshotDecoder, rows *filler,
 
 // decode reads all but the id of a producer that append has appended, and returns
 // how many bytes it took: more than there are in b if it is cut off, and none if
-// it cannot be like that. It requires producerSize bytes.
-func (p *producer) decode(b []byte) int {
+// it cannot be like that in a log that ends at endOffset. It requires
+// producerSize bytes.
+func (p *producer) decode(b []byte, endOffset int64) int {
 	p.coordinatorEpoch = int32(littleEndian.Uint32(b[8:]))
 	p.epoch = int16(littleEndian.Uint16(b[12:]))
 	flags, batches := b[14], b[15]
@@ -190,17 +191,22 @@ func (p *producer) decode(b []byte) int {
 	}
 	p.txnFirst = noTxn
 	if flags&flagTxn != 0 {
-		if p.txnFirst = int64(littleEndian.Uint64(b[producerSize:])); p.txnFirst < 0 {
+		p.txnFirst = int64(littleEndian.Uint64(b[producerSize:]))
+		if p.txnFirst < 0 || p.txnFirst >= endOffset {
 			return 0
 		}
 	}
-	for last := noOffset; at < size; at += entrySize {
+	newest := entry{baseOffset: noOffset}
+	for ; at < size; at += entrySize {
 		e := entry{span(littleEndian.Uint64(b[at:])), int64(littleEndian.Uint64(b[at+8:]))}
-		if !e.wellFormed() || e.baseOffset <= last {
+		if !e.wellFormed() || e.baseOffset <= newest.baseOffset {
 			return 0
 		}
 		p.window.refill(e.span, e.baseOffset)
-		last = e.baseOffset
+		newest = e
+	}
+	if newest.baseOffset > endOffset-int64(newest.span.count()) {
+		return 0
 	}
 	return size
 }

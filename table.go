@@ -1,6 +1,9 @@
 package idempotence
 
-import "slices"
+import (
+	"math/bits"
+	"slices"
+)
 
 // This file is the table: the memory in which producers live. It knows where a
 // producer is, not what its fields mean.
@@ -153,47 +156,53 @@ type filler struct {
 	// left is how many rows will be added. It may be wrong, and then only takes
 	// or lacks a little memory.
 	left uint32
-	slab []producer
+	page []producer // what is free of the last page
+	slab []producer // and behind that
 	// hashes are those of the rows, so many at a time: they are read once more,
 	// and the rows, sixteen times as large, are not.
 	hashes [][]uint64
 }
 
-const hashesAtOnce = 4096
+const (
+	// slabPages is how many pages a filler takes at a time, which is twice as
+	// fast as each by itself, and still small: as long as one of them is in use,
+	// all are.
+	slabPages = 4
 
-// slabPages is how many pages a filler takes at a time, which is twice as fast as
-// each by itself, and still small: as long as one of them is in use, all are.
-const slabPages = 4
+	hashesAtOnce = 4096
+)
 
 // add adds a row for a producer, and returns it zero but for the id.
 func (f *filler) add(pid int64) *producer {
 	t := f.t
-	if t.rows%pageRows == 0 {
-		t.pages = append(t.pages, page{producers: f.page()})
+	if len(f.page) == 0 {
+		f.page = f.newPage()
+		t.pages = append(t.pages, page{producers: f.page})
 	}
-	last := &t.pages[t.rows>>pageShift]
-	last.producers = append(last.producers, producer{id: pid})
 	if t.rows%hashesAtOnce == 0 {
 		f.hashes = append(f.hashes, make([]uint64, 0, min(f.left, hashesAtOnce)))
 	}
 	chunk := &f.hashes[len(f.hashes)-1]
 	*chunk = append(*chunk, t.index.hash(pid))
+	p := &f.page[0]
+	p.id = pid
+	f.page = f.page[1:]
 	f.left--
 	t.rows++
-	return &last.producers[len(last.producers)-1]
+	return p
 }
 
-// page returns the memory of a page. A few producers get one that grows, as in
-// newPage.
-func (f *filler) page() []producer {
+// newPage returns the memory of a page. The only page of a few producers has no
+// more room than one that has grown with them.
+func (f *filler) newPage() []producer {
 	if f.t.rows == 0 && f.left < pageRows {
-		return nil
+		return make([]producer, 1<<bits.Len32(max(f.left, 1)-1))
 	}
 	if len(f.slab) == 0 {
 		pages := min((f.left+pageRows-1)/pageRows, slabPages)
 		f.slab = make([]producer, max(pages, 1)*pageRows)
 	}
-	p := f.slab[:0:pageRows]
+	p := f.slab[:pageRows:pageRows]
 	f.slab = f.slab[pageRows:]
 	return p
 }
@@ -203,6 +212,10 @@ func (f *filler) page() []producer {
 // processor then fetches them all at once, and not one after the other.
 func (f *filler) done() (twice *producer) {
 	t := f.t
+	if len(t.pages) > 0 {
+		last := &t.pages[len(t.pages)-1].producers
+		*last = (*last)[:len(*last)-len(f.page)]
+	}
 	t.index.reserve(int(t.rows))
 	row := uint32(0)
 	for _, chunk := range f.hashes {
