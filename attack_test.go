@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 )
@@ -178,5 +180,25 @@ func TestSaveOfEarlierSnapshotKeepsLater(t *testing.T) {
 	settled(t, dir.Save(m.Snapshot()), dir.Save(early))
 	if end := loaded(t, dir, 2); end != 2 {
 		t.Errorf("loaded the snapshot of %d, want that of 2", end)
+	}
+}
+
+// Other files in the directory are left alone, also such as end like those of a
+// Save that was cut off.
+func TestOpenSnapshotDirLeavesOtherFilesAlone(t *testing.T) {
+	path := t.TempDir()
+	others := filepath.Join(path, "backup"+temporarySuffix)
+	own := filepath.Join(path, "00000000000000000100"+temporarySuffix)
+	settled(t, os.WriteFile(others, nil, 0o644), os.WriteFile(own, nil, 0o644))
+	dir, err := OpenSnapshotDir(path, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	if _, err := os.Stat(others); err != nil {
+		t.Errorf("a file that no Save has made: %v", err)
+	}
+	if _, err := os.Stat(own); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a file that a Save has left: %v, want it removed", err)
 	}
 }
