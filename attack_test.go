@@ -3,6 +3,7 @@ package idempotence
 import (
 	"bytes"
 	"errors"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -200,5 +201,26 @@ func TestOpenSnapshotDirLeavesOtherFilesAlone(t *testing.T) {
 	}
 	if _, err := os.Stat(own); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a file that a Save has left: %v, want it removed", err)
+	}
+}
+
+// A time so far away that its milliseconds do not fit an int64 is still past or
+// future, and not the other one.
+func TestExpireAtTimesBeyondMilliseconds(t *testing.T) {
+	for _, tt := range []struct {
+		now  time.Time
+		want int
+	}{
+		{time.UnixMilli(math.MinInt64).Add(-time.Hour), 0},
+		{time.Unix(-1<<62, 0), 0},
+		{time.UnixMilli(math.MaxInt64).Add(time.Hour), 1},
+		{time.Unix(1<<62, 0), 1},
+	} {
+		m := New(Config{})
+		settled(t, m.Commit(31, 0, 0, 1, 0))
+		m.Expire(time.Unix(1e9, 0))
+		if got := m.Expire(tt.now); got != tt.want {
+			t.Errorf("Expire at %v forgets %d, want %d", tt.now, got, tt.want)
+		}
 	}
 }
