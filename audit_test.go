@@ -57,6 +57,9 @@ func auditManager(m *ProducerStateManager) error {
 		if p.id > m.maxProducerID {
 			return fmt.Errorf("producer %d is above the highest producer id %d", p.id, m.maxProducerID)
 		}
+		if p.txnFirst >= m.endOffset && p.txnFirst != noTxn {
+			return fmt.Errorf("producer %d has a transaction from %d, past end offset %d", p.id, p.txnFirst, m.endOffset)
+		}
 		if p.window.count == 0 {
 			continue
 		}
@@ -143,7 +146,9 @@ func after(s span) int32 {
 	return int32((int64(s.first()) + int64(s.count())) % (1 << 31))
 }
 
-// auditActivity walks both lists.
+// auditActivity walks both lists. In which order those of one mark have committed
+// (activity 2) cannot be seen any more where the log was cut or a marker
+// replayed; the chronicle knows it.
 func auditActivity(m *ProducerStateManager) error {
 	a := &m.activity
 	idle, err := auditList(m, "idle", a.idle)

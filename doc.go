@@ -321,8 +321,9 @@ memory has to outlast the retries. A forgotten producer is an unknown one.
 
 # What is left out
 
-No I/O: the log is yours, and so is the order in which it, the memory and the
-answer come about. No goroutine: nothing happens except in a call that you make,
+No I/O, except that a [SnapshotDir] writes and reads its files where you call it:
+the log is yours, and so is the order in which it, the memory and the answer come
+about. No goroutine: nothing happens except in a call that you make,
 so there is nothing to close and nothing to wait for. No clock: time is an
 argument, and two replicas that are given the same calls are in the same state.
 No logger: every refusal is returned with its facts, [ProducerStateManager.Stats]

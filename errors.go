@@ -37,13 +37,16 @@ const (
 	codeInvalidRecord        int16 = 87
 )
 
-// Returned when a batch is judged: by Check and CheckBatch, and by Commit and
-// CommitBatch, which judge again. None of them changes any state.
+// Returned when a batch is judged: by Check and CheckBatch, by Commit and
+// CommitBatch, which judge again, and by Reserve. None of them changes any
+// state.
 var (
 	// ErrOutOfOrderSequence: the batch is neither the next one nor a retry of
 	// a remembered one. It is a gap, an overlap, a retry split or merged
 	// differently, a range that has left the window, or a newer epoch that
-	// does not start at 0. The broker must not append it; it answers 45
+	// does not start at 0. Of an unknown producer, it is not the batch that the
+	// policy asks for, or not the failed one that has to come again first (see
+	// [Reservation.Abort]). The broker must not append it; it answers 45
 	// OUT_OF_ORDER_SEQUENCE_NUMBER, and the producer either sends what is
 	// missing first or starts a new epoch.
 	// (KIP-98; Kafka's ProducerAppendInfo.checkSequence.)
@@ -65,12 +68,14 @@ var (
 
 	// ErrInvalidBatch: the batch is malformed: a producer id below -1, a
 	// negative epoch or base sequence, or a count below 1. No correct client
-	// sends it and no retry mends it. The broker answers 87 INVALID_RECORD.
+	// sends it and no retry mends it. The broker answers 87 INVALID_RECORD. A
+	// replay returns it too, for what cannot stand in a log.
 	ErrInvalidBatch error = &reason{text: "malformed batch", code: codeInvalidRecord}
 )
 
-// Returned when an appended batch is recorded: only by Commit and CommitBatch.
-// Each says that the log holds a batch which should not be there: the append
+// Returned when an appended batch is recorded: by Commit and CommitBatch, and
+// ErrOffsetOrder also by the Commit of a Reservation and by a replay. From Commit
+// each says that the log holds a batch which should not be there: the append
 // lock was not held from Check to Commit, or Check was skipped. The state is
 // unchanged, but the log and the state have parted; the broker cuts the batch
 // off again, or rebuilds the state from the log.
@@ -85,10 +90,10 @@ var (
 
 	// ErrOffsetOrder: the base offset is not above the newest one remembered
 	// of the producer, is negative, or leaves no room below the largest
-	// offset. A log gives rising offsets, so either the offset is another
-	// batch's or batches were committed in another order than they were
-	// appended. The broker answers 56 KAFKA_STORAGE_ERROR, which makes a
-	// client try again later.
+	// offset, or for what else the producer has in flight. A log gives rising
+	// offsets, so either the offset is another batch's or batches were committed
+	// in another order than they were appended. The broker answers 56
+	// KAFKA_STORAGE_ERROR, which makes a client try again later.
 	ErrOffsetOrder error = &reason{text: "offset out of order", code: codeKafkaStorageError}
 )
 
@@ -98,7 +103,7 @@ var (
 // UNKNOWN_SERVER_ERROR for any other error. A situation that the same request
 // can survive later has a code that clients retry.
 //
-// Safe for concurrent use. It does not allocate.
+// Safe for concurrent use.
 func KafkaErrorCode(err error) int16 {
 	if err == nil {
 		return codeNone
@@ -110,20 +115,22 @@ func KafkaErrorCode(err error) int16 {
 	return codeUnknownServerError
 }
 
-// BatchError is the error of every refused batch: the reason, and the facts
-// that led to it. Reach it with errors.As. Test for the reason with errors.Is.
+// BatchError is the error of every refused batch but one that must wait, which
+// gets an [InFlightError]: the reason, and the facts that led to it. Reach it with
+// errors.As. Test for the reason with errors.Is.
 type BatchError struct {
 	// Batch is the batch that was refused, as it was given.
 	Batch Batch
 	// Expected is the base sequence that would have been accepted in the
 	// batch's place, in 0..2147483647, or -1 where none would have been: the
-	// batch is fenced or malformed, or it is in order but its offset is not.
+	// batch is fenced or malformed, or not its sequence is the reason.
 	Expected int32
-	// CurrentEpoch is the producer's epoch as remembered, or -1 where the
-	// producer is not known or was not looked up.
+	// CurrentEpoch is the producer's epoch as remembered, or that of its batches
+	// in flight where there are any; -1 where the producer is not known or was
+	// not looked up.
 	CurrentEpoch int16
-	// BaseOffset is the base offset given to Commit, or -1 where the batch was
-	// refused by Check, which is given none.
+	// BaseOffset is the base offset given to Commit or to a replay, or -1 where
+	// none was given: by Check, Reserve and Abort.
 	BaseOffset int64
 	// FirstOffset is the base offset of the remembered copy for
 	// ErrDuplicateSequence, the newest base offset remembered of the producer

@@ -307,28 +307,22 @@ func (m *ProducerStateManager) unpark(p *producer, row uint32) {
 	m.insertBefore(&m.activity.idle, at, row)
 }
 
-// unparkAll puts all parked producers back, in their order. Where none was put
-// back before by itself, that is in front of all idle ones. Requires mu held.
+// unparkAll puts all parked producers back. The one parked last goes first, so
+// that each finds its place at once, but for those before which others were put
+// back by themselves. Requires mu held.
 func (m *ProducerStateManager) unparkAll() {
-	a := &m.activity
-	for a.parked.newest != 0 {
-		row := a.parked.newest.row()
-		p := m.table.own(row)
-		m.unlink(row)
-		p.parked = false
-		at := a.idle.oldest
-		for at != 0 && a.earlier(m.table.at(at.row()).mark, p.mark) {
-			at = m.table.at(at.row()).newer
-		}
-		m.insertBefore(&a.idle, at, row)
+	for newest := &m.activity.parked.newest; *newest != 0; {
+		row := newest.row()
+		m.unpark(m.table.own(row), row)
 	}
 }
 
-// olderThan reports whether p was active before q: by the time of their marks,
-// and within the same one by what they committed.
+// olderThan reports whether p stands before q in the list: by the time of their
+// marks, and where a cap makes the order within a mark matter, by what they
+// committed.
 func (m *ProducerStateManager) olderThan(p, q *producer) bool {
 	if p.mark == q.mark {
-		return p.newestOffset() < q.newestOffset()
+		return m.cfg.MaxProducers > 0 && p.newestOffset() < q.newestOffset()
 	}
 	return m.activity.earlier(p.mark, q.mark)
 }

@@ -1,6 +1,7 @@
 package idempotence
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -314,6 +315,29 @@ func TestExpireTimes(t *testing.T) {
 		}
 		if n := m.Expire(start.Add(1000)); n != 1 {
 			t.Errorf("from %v on: not forgotten in time", start)
+		}
+	}
+}
+
+// TestInstants: a snapshot may hold any time at all, and adding to the last one
+// stays there.
+func TestInstants(t *testing.T) {
+	last := instant{math.MaxInt64, 999_999}
+	for _, tt := range []struct {
+		from instant
+		add  time.Duration
+		want instant
+	}{
+		{instant{5, 999_999}, 1, instant{6, 0}},
+		{instant{-1, 999_999}, 1, instant{0, 0}},
+		{instant{-1, 0}, 2*time.Millisecond + 3, instant{1, 3}},
+		{instant{math.MinInt64, 0}, 0, instant{math.MinInt64, 0}},
+		{instant{math.MaxInt64, 0}, 999_999, last},
+		{last, 1, last},
+		{instant{math.MaxInt64 - 1, 0}, math.MaxInt64, last},
+	} {
+		if got := tt.from.add(tt.add); got != tt.want {
+			t.Errorf("%+v and %d ns is %+v, want %+v", tt.from, tt.add, got, tt.want)
 		}
 	}
 }
@@ -664,6 +688,19 @@ func TestEvict(t *testing.T) {
 			batch pid=3 epoch=0 seq=0 n=1 -> OK base=2
 			window pid=1 -> none
 		`},
+		{"several such are in the order that they had", `
+			cap=2
+			batch pid=1 epoch=0 seq=0 n=1 -> OK base=0
+			batch pid=2 epoch=0 seq=0 n=1 -> OK base=1
+			batch pid=1 epoch=0 seq=1 n=1 txn -> OK base=2
+			batch pid=2 epoch=0 seq=1 n=1 txn -> OK base=3
+			batch pid=3 epoch=0 seq=0 n=1 -> OK base=4
+			producers -> 3
+			truncate to=2 -> exact
+			batch pid=4 epoch=0 seq=0 n=1 -> OK base=2
+			window pid=1 -> none
+			window pid=2 -> epoch=0 0..0@1
+		`},
 		{"replay keeps the cap as the leader did", `
 			cap=2
 			replay pid=1 epoch=0 seq=0 n=1 base=0
@@ -720,6 +757,34 @@ func BenchmarkStallExpire(b *testing.B) {
 	}
 }
 
+// BenchmarkExpireStep reports as longest-step-ms for how long Expire ever holds
+// the lock while it forgets everybody. Each step is timed in several runs and
+// counts with its fastest, so that what the machine does besides is left out:
+// what remains is what a Check can have to wait for.
+func BenchmarkExpireStep(b *testing.B) {
+	for _, n := range []int{100_000, 1_000_000} {
+		b.Run(fmt.Sprintf("producers=%d", n), func(b *testing.B) {
+			var fastest []time.Duration
+			for range max(b.N, 3) {
+				m, _ := full(n)
+				m.tick(instantOf(time.Unix(0, 0)))
+				m.tick(instantOf(time.Unix(1000, 0)))
+				for i, more := 0, true; more; i++ {
+					start := time.Now()
+					_, more = m.sweep(time.Second)
+					spent := time.Since(start)
+					if i == len(fastest) {
+						fastest = append(fastest, spent)
+					}
+					fastest[i] = min(fastest[i], spent)
+				}
+			}
+			b.ReportMetric(slices.Max(fastest).Seconds()*1000, "longest-step-ms")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
 func medianMillis(d []time.Duration) float64 {
 	slices.Sort(d)
 	return d[len(d)/2].Seconds() * 1000
@@ -767,4 +832,77 @@ func startWriter(m *ProducerStateManager) writer {
 func (w writer) stop() time.Duration {
 	close(w.quit)
 	return <-w.most
+}
+
+// TestUnparkedInTheirOrder: a producer that was passed over, for what it had in
+// flight, goes back to where its last activity belongs, whoever went back before
+// it.
+//
+//	producer  1  2      active in this order, passed over in this order
+//	idle      1  2  3   whichever of the two settles first
+func TestUnparkedInTheirOrder(t *testing.T) {
+	settle := map[string]func(m *ProducerStateManager, first, second *Reservation) error{
+		"the older one first": func(_ *ProducerStateManager, first, second *Reservation) error {
+			return errors.Join(first.Abort(), second.Abort())
+		},
+		"the newer one first": func(_ *ProducerStateManager, first, second *Reservation) error {
+			return errors.Join(second.Abort(), first.Abort())
+		},
+		"the older one, then all": func(m *ProducerStateManager, first, _ *Reservation) error {
+			err := first.Abort()
+			m.AbandonReservations()
+			return err
+		},
+		"the newer one, then all": func(m *ProducerStateManager, _, second *Reservation) error {
+			err := second.Abort()
+			m.AbandonReservations()
+			return err
+		},
+		"all at once": func(m *ProducerStateManager, _, _ *Reservation) error {
+			m.AbandonReservations()
+			return nil
+		},
+	}
+	for name, settle := range settle {
+		for _, times := range []int{1, 2} {
+			m := New(Config{MaxProducers: 2})
+			commit := func(pid int64) {
+				t.Helper()
+				if err := m.Commit(pid, 0, 0, 1, m.EndOffset()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			reserve := func(pid int64) *Reservation {
+				t.Helper()
+				r, _, err := m.Reserve(Batch{ProducerID: pid, BaseSequence: 1, Count: 1})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return r
+			}
+			commit(1)
+			if times == 2 {
+				m.Expire(time.Unix(1000, 0))
+			}
+			commit(2)
+			m.Expire(time.Unix(2000, 0))
+			first, second := reserve(1), reserve(2)
+			commit(3) // one too many: it passes over both
+			if err := settle(m, first, second); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			audit(t, m)
+			rows, err := auditList(m, "idle", m.activity.idle)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var idle []int64
+			for _, row := range rows {
+				idle = append(idle, m.table.at(row).id)
+			}
+			if diff := cmp.Diff([]int64{1, 2, 3}, idle); diff != "" {
+				t.Errorf("%s, active at %d times (-want +got):\n%s", name, times, diff)
+			}
+		}
+	}
 }

@@ -15,7 +15,7 @@ import (
 // remembered.
 const NoProducerID int64 = -1
 
-// noEpoch and noSequence stand in a BatchError for "none"; noOffset too.
+// What stands for none of each, in a BatchError and inside.
 const (
 	noEpoch    int16 = -1
 	noSequence int32 = -1
@@ -144,7 +144,9 @@ func (b *Batch) wellFormed() bool {
 func (b *Batch) span() span { return makeSpan(b.BaseSequence, b.Count) }
 
 // producer is everything remembered of one producer: a row of the table. It is
-// 128 bytes, two cache lines, and what Check reads stands in the first.
+// 128 bytes, two cache lines, and what Check reads of it for a batch that is the
+// next one stands in the first. It has no pointer, so that a million of them are
+// nothing to the garbage collector.
 //
 // Invariants (audited in the tests):
 //  1. id >= 0 and epoch >= 0.
@@ -188,9 +190,8 @@ func (p *producer) newestOffset() int64 {
 }
 
 // continuedBy reports whether a batch is this producer's next one, with nothing
-// in flight: the case
-// that nearly every batch is, told with a few comparisons. That the batch is
-// well-formed follows from them, but for its count.
+// in flight: the case that nearly every batch is, told with a few comparisons.
+// That the batch is well-formed follows from them, but for its count.
 func (p *producer) continuedBy(b *Batch) bool {
 	return p.id == b.ProducerID && p.epoch == b.Epoch && p.window.follows(b.BaseSequence) && p.lane == 0 && b.Count > 0
 }
@@ -253,16 +254,22 @@ func (p *producer) openTxn(b *Batch, baseOffset int64) {
 // append to the log, [ProducerStateManager.Commit]; the package comment says
 // who must hold which lock meanwhile.
 //
-// It is safe for concurrent use. Every method but Truncate holds one mutex for
-// a time that does not depend on how many producers are remembered. It must not
-// be copied.
+// It is safe for concurrent use. All methods share one mutex, and hold it for a
+// time that does not depend on how many producers are remembered, with these
+// exceptions. Truncate looks at every producer. Snapshot, and Producers when a
+// walk starts, copy half a byte for each producer and 16 for each time of
+// activity, and the first Expire after a restore looks at each of these times.
+// What ends reservations takes its time for each of them.
+//
+// It must not be copied.
 type ProducerStateManager struct {
 	// mu protects everything below it.
 	mu    sync.Mutex
 	cfg   Config
 	table table
 	stats Stats
-	// endOffset is one past the highest offset known of. It never falls.
+	// endOffset is one past the highest offset known of. It falls only where the
+	// log is cut, or the state replaced.
 	endOffset int64
 	// maxProducerID is the highest id ever remembered, or NoProducerID.
 	maxProducerID int64
@@ -312,7 +319,9 @@ func (m *ProducerStateManager) Commit(pid int64, epoch int16, baseSeq, count int
 // answers Append, Duplicate with the offset of the first copy, or a
 // [*BatchError] around ErrInvalidBatch, ErrUnknownProducer,
 // ErrOutOfOrderSequence or ErrFenced. Where two refusals apply, the one named
-// first in the rules of the package comment wins.
+// first in the rules of the package comment wins. Where batches of the producer
+// are reserved, it is judged as [ProducerStateManager.Reserve] would judge it,
+// and may get an [*InFlightError].
 //
 // It changes nothing but the counts of Stats, so a batch that is checked and
 // then not appended leaves no trace. It does not allocate unless it refuses.
@@ -359,10 +368,11 @@ func (m *ProducerStateManager) check(b *Batch) (Result, error) {
 //
 // The batch is judged once more, since the state may have moved after the
 // CheckBatch. What CheckBatch would refuse now is refused with the same error.
-// ErrDuplicateSequence says that it is remembered already, and ErrOffsetOrder
-// that baseOffset is negative, is at or below the newest one remembered of the
-// producer, or leaves no room for the batch below the largest int64. A refusal
-// changes nothing but the counts of Stats.
+// ErrDuplicateSequence says that it is remembered already, ErrInFlight that
+// something of the producer is reserved, which this batch would overtake, and
+// ErrOffsetOrder that baseOffset is negative, is at or below the newest one
+// remembered of the producer, or leaves no room for the batch below the largest
+// int64. A refusal changes nothing but the counts of Stats.
 //
 // A batch without a producer id only moves the end offset. Its other fields
 // are not judged.
@@ -571,8 +581,9 @@ func (m *ProducerStateManager) Advance(endOffset int64) {
 	m.advance(endOffset)
 }
 
-// EndOffset returns one past the highest offset the manager knows of, from
-// Commit and Advance; 0 for a new one. Safe for concurrent use.
+// EndOffset returns one past the highest offset the manager knows of, from what
+// was committed, replayed or restored and from Advance; 0 for a new one. Only
+// Truncate, Reset and a restore lower it. Safe for concurrent use.
 func (m *ProducerStateManager) EndOffset() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -596,10 +607,10 @@ func (m *ProducerStateManager) MaxProducerID() int64 {
 }
 
 // Stats counts the answers that a manager has given since New. The answers of
-// Check and the refusals of Commit count alike.
+// Check and Reserve and the refusals of Commit count alike.
 type Stats struct {
-	Accepted   uint64 // batches committed, those without a producer id included
-	Duplicate  uint64 // retries recognised by Check
+	Accepted   uint64 // batches committed and visible, those without a producer id included
+	Duplicate  uint64 // retries recognised by Check and Reserve
 	OutOfOrder uint64 // ErrOutOfOrderSequence and, from Commit, ErrDuplicateSequence and ErrOffsetOrder
 	Unknown    uint64 // ErrUnknownProducer
 	Fenced     uint64 // ErrFenced
@@ -675,7 +686,7 @@ func (p *producer) view(marks []mark, current uint32) ProducerState {
 }
 
 // Producer returns what is remembered of a producer, as a copy, and whether
-// anything is. Safe for concurrent use.
+// anything is. It allocates the Window. Safe for concurrent use.
 func (m *ProducerStateManager) Producer(pid int64) (ProducerState, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -692,8 +703,9 @@ func (m *ProducerStateManager) Producer(pid int64) (ProducerState, bool) {
 
 // Producers returns a sequence of everything remembered, in the order of
 // producer ids. Each walk over it sees the state of the moment it starts. The
-// states are copies. Safe for concurrent use: the walk holds no lock while it
-// yields, so its body may call the manager.
+// states are copies, so it allocates their Windows, and some 20 to 40 bytes for
+// each producer to put them in order. Safe for concurrent use: the walk holds no
+// lock while it yields, so its body may call the manager.
 func (m *ProducerStateManager) Producers() iter.Seq[ProducerState] {
 	return func(yield func(ProducerState) bool) {
 		m.mu.Lock()

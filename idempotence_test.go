@@ -608,7 +608,8 @@ func TestProducersKeepTheirMoment(t *testing.T) {
 	}
 }
 
-// TestNoAllocation: neither an accepted batch nor a duplicate allocates.
+// TestNoAllocation: neither an accepted batch nor a duplicate allocates, and a
+// reservation does so once at most, on the average far less.
 func TestNoAllocation(t *testing.T) {
 	m := New(Config{})
 	seq, offset := int32(0), int64(0)
@@ -633,5 +634,20 @@ func TestNoAllocation(t *testing.T) {
 	}
 	if n := testing.AllocsPerRun(100, duplicate); n != 0 {
 		t.Errorf("a duplicate allocates %v times", n)
+	}
+	reserved := func() {
+		r, _, err := m.Reserve(Batch{ProducerID: 31, BaseSequence: seq, Count: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Commit(offset); err != nil {
+			t.Fatal(err)
+		}
+		seq++
+		offset++
+	}
+	reserved()
+	if n := testing.AllocsPerRun(10*reservationBlock, reserved); n != 0 { // rounded down
+		t.Errorf("a reservation allocates %v times", n)
 	}
 }

@@ -3,6 +3,7 @@ package idempotence
 import (
 	"math/bits"
 	"math/rand/v2"
+	"runtime"
 )
 
 // This file is the index: which row of the table holds a producer id. It is an
@@ -227,6 +228,16 @@ func (x *index) reserve(n int) {
 	for i := range x.dir {
 		x.dir[i] = newBucket(groups, x.depth)
 	}
+}
+
+// look reads the home groups of hashes, so that they are in the cache.
+func (x *index) look(hashes []uint64) {
+	var seen uint64
+	for _, h := range hashes {
+		b := x.bucket(h)
+		seen |= b.groups[b.home(h)].tags
+	}
+	runtime.KeepAlive(seen) // or the compiler would not look
 }
 
 // put adds the entry for a row that is not in the index yet.

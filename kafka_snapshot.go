@@ -164,9 +164,10 @@ func (m *ProducerStateManager) decodeKafka(d *snapshotDecoder) {
 	if b := d.take(4); b != nil {
 		producers = bigEndian.Uint32(b)
 	}
-	ranks := m.decodeKafkaProducers(d, producers)
+	rows := filler{t: &m.table, left: producers}
+	ranks := m.decodeKafkaProducers(d, &rows, producers)
 	d.requireSum(d.checksum(), want)
-	m.indexAll(d)
+	d.finish(&rows)
 	if d.err == nil {
 		m.enlistAll(ranks)
 	}
@@ -174,31 +175,30 @@ func (m *ProducerStateManager) decodeKafka(d *snapshotDecoder) {
 
 // decodeKafkaProducers reads the producers, each into a row of its own, and
 // returns the rows with the times of their last activity.
-func (m *ProducerStateManager) decodeKafkaProducers(d *snapshotDecoder, producers uint32) []ranked {
+func (m *ProducerStateManager) decodeKafkaProducers(d *snapshotDecoder, rows *filler, producers uint32) []ranked {
 	var ranks []ranked
 	for i := range producers {
 		b := d.take(kafkaProducerSize)
 		if b == nil {
 			return nil
 		}
-		p := m.table.add()
+		p := rows.add(int64At(b, 0))
 		if !p.decodeKafka(b, m.endOffset) {
 			d.fail("producer %d, number %d of %d, cannot be like that in a log of %d: %x", p.id, i, producers, m.endOffset, b)
 			return nil
 		}
 		m.maxProducerID = max(m.maxProducerID, p.id)
-		ranks = append(ranks, rankByTimestamp(int64(bigEndian.Uint64(b[26:])), i))
+		ranks = append(ranks, rankByTimestamp(int64At(b, 26), i))
 	}
 	return ranks
 }
 
-// decodeKafka reads all of a producer but its time, and reports whether it can be
-// like that in a log that ends at endOffset.
+// decodeKafka reads all of a producer but its id and its time, and reports
+// whether it can be like that in a log that ends at endOffset.
 func (p *producer) decodeKafka(b []byte, endOffset int64) bool {
-	p.id = int64(bigEndian.Uint64(b))
-	p.epoch = int16(bigEndian.Uint16(b[8:]))
-	p.coordinatorEpoch = int32(bigEndian.Uint32(b[34:]))
-	p.txnFirst = int64(bigEndian.Uint64(b[38:]))
+	p.epoch = int16At(b, 8)
+	p.coordinatorEpoch = int32At(b, 34)
+	p.txnFirst = int64At(b, 38)
 	return p.id >= 0 && p.epoch >= 0 && p.coordinatorEpoch >= noCoordinator &&
 		p.txnFirst >= noTxn && p.txnFirst < endOffset && p.decodeKafkaBatch(b, endOffset)
 }
@@ -206,9 +206,9 @@ func (p *producer) decodeKafka(b []byte, endOffset int64) bool {
 // decodeKafkaBatch reads the newest batch. The window may lack those before it,
 // and a producer without one is known by something else.
 func (p *producer) decodeKafkaBatch(b []byte, endOffset int64) bool {
-	last := int32(bigEndian.Uint32(b[10:]))
-	lastOffset := int64(bigEndian.Uint64(b[14:]))
-	delta := int32(bigEndian.Uint32(b[22:]))
+	last := int32At(b, 10)
+	lastOffset := int64At(b, 14)
+	delta := int32At(b, 22)
 	switch {
 	case delta < 0 || delta == math.MaxInt32 || lastOffset >= endOffset:
 		return false

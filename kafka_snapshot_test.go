@@ -352,7 +352,7 @@ func TestKafkaOneBatch(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if m.Truncate(8) != true {
+	if !m.Truncate(8) {
 		t.Error("nothing was cut")
 	}
 	if m.Truncate(7) {

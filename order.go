@@ -35,9 +35,9 @@ func (f *frozen) compareRanks(a, b ranked) int {
 // order of their rows.
 func (f *frozen) inOrder(ranks []ranked) []uint32 {
 	rows := make([]uint32, len(ranks))
-	if slices.IsSortedFunc(ranks, f.compareRanks) {
-		for i, r := range ranks {
-			rows[i] = r.row
+	if f.areInOrder(ranks) {
+		for i := range ranks {
+			rows[i] = ranks[i].row
 		}
 		return rows
 	}
@@ -56,6 +56,19 @@ func (f *frozen) inOrder(ranks []ranked) []uint32 {
 		from = to
 	}
 	return rows
+}
+
+func (f *frozen) areInOrder(ranks []ranked) bool {
+	for i := 1; i < len(ranks); i++ {
+		a, b := &ranks[i-1], &ranks[i]
+		if a.time == b.time && a.key < b.key {
+			continue
+		}
+		if f.compareRanks(*a, *b) > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // settle sorts rows of which the words do not say the order.

@@ -89,7 +89,7 @@ func (e *InFlightError) Error() string {
 // for each would cost as much as all the rest of Reserve and Commit.
 //
 // Its methods are safe for concurrent use, and a late or repeated call does no
-// harm.
+// harm. It must not be copied.
 type Reservation struct {
 	m      *ProducerStateManager
 	ticket uint64
@@ -284,7 +284,8 @@ func (o *owed) rotate(now instant) {
 // The order in which Reserve is called is the order in which the batches of a
 // producer must enter the log. The broker holds the partition's lock over
 // Reserve and the hand-over to the log, but not until the append has finished.
-// Safe for concurrent use. It makes one small allocation for Append.
+// Safe for concurrent use. For Append it makes one small allocation, and mostly
+// none: see [Reservation].
 func (m *ProducerStateManager) Reserve(b Batch) (*Reservation, Result, error) {
 	m.mu.Lock()
 	if p := m.table.find(b.ProducerID); p != nil && p.continuedBy(&b) {
@@ -310,9 +311,9 @@ func (m *ProducerStateManager) reserveAny(b *Batch) (*Reservation, Result, error
 	return m.reserve(b, p), res, nil
 }
 
-// ReserveWait is Reserve for a caller who can wait: where the batch cannot be
-// judged until an append in flight has settled, it waits for that and asks
-// again. A retry that meets its own first copy in flight is so answered as a
+// ReserveWait is [ProducerStateManager.Reserve] for a caller who can wait: where
+// the batch cannot be judged until an append in flight has settled, it waits for
+// that and asks again. A retry that meets its own first copy in flight is so answered as a
 // duplicate once the copy is in the log, or takes its place if that failed.
 //
 // It waits no longer than until ctx is done, and then returns an error that is
@@ -339,11 +340,11 @@ func (m *ProducerStateManager) ReserveWait(ctx context.Context, b Batch) (*Reser
 // may come in any order, as long as the offsets are in the order of the
 // reservations.
 //
-// ErrOffsetOrder says that they are not: baseOffset is at or below the newest
-// remembered, or leaves no room for what was reserved before the batch or after
-// it. The reservation is open still. ErrAbandoned says that somebody else has
-// ended the reservation, and ErrSettled that this call is the second. Neither
-// changes anything. Safe for concurrent use.
+// ErrOffsetOrder says that they are not: baseOffset is negative or below the end
+// of the newest batch remembered, or leaves no room for what was reserved before
+// the batch or after it. The reservation is open still. ErrAbandoned says that
+// somebody else has ended the reservation, and ErrSettled that this call is the
+// second. Neither changes anything. Safe for concurrent use.
 func (r *Reservation) Commit(baseOffset int64) error {
 	m := r.m
 	m.mu.Lock()
@@ -407,14 +408,15 @@ func (r *Reservation) commit(baseOffset int64) error {
 // had been reserved. Whoever waited for them asks again.
 //
 // Where a later one has already been committed, Abort does all that and returns
-// ErrHole, with the offset of the first of them. ErrAbandoned says that somebody else has ended the reservation, and
-// ErrSettled that this call is the second. Neither changes anything. Safe for
-// concurrent use.
+// ErrHole, with the offset of the first of them. ErrAbandoned says that somebody
+// else has ended the reservation, and ErrSettled that this call is the second.
+// Neither changes anything. Safe for concurrent use.
 //
 // If nothing at all is remembered of the producer, the aborted batch must be
 // the first to come again. Where the policy would take another first sequence
 // of its epoch, that is refused with ErrOutOfOrderSequence all the same, until
-// Config.Expiration or more has passed.
+// Config.Expiration or more has passed, or Config.MaxProducers more of the kind
+// have come. A snapshot does not hold that, and a restore or Reset forgets it.
 func (r *Reservation) Abort() error {
 	m := r.m
 	m.mu.Lock()

@@ -87,6 +87,9 @@ func (m *queueModel) judge(b Batch) (Result, error) {
 	all := m.accepted[b.ProducerID]
 	if res, err := m.model.judge(b); len(queue) == 0 || err == ErrInvalidBatch {
 		owed, ok := m.owed[b.ProducerID]
+		if m.cfg.UnknownProducer == StartAtZeroOnNewLog && m.endOffset == 0 {
+			ok = false // on a new log it must start at 0, whatever it owes
+		}
 		if err == nil && len(all) == 0 && ok && owed.Epoch == b.Epoch && owed.BaseSequence != b.BaseSequence {
 			return Result{}, ErrOutOfOrderSequence
 		}

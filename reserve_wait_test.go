@@ -28,8 +28,10 @@ func waitersOf(t *testing.T, ctx context.Context, m *ProducerStateManager, b Bat
 			answers <- reservationAnswer{r, res, err}
 		}()
 	}
-	for m.Stats().InFlight < asked+uint64(n) {
-		runtime.Gosched()
+	for deadline := time.Now().Add(10 * time.Second); m.Stats().InFlight < asked+uint64(n); runtime.Gosched() {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d of %d have to wait", m.Stats().InFlight-asked, n)
+		}
 	}
 	return answers
 }
@@ -46,7 +48,7 @@ func soon(t *testing.T, answers <-chan reservationAnswer) reservationAnswer {
 	select {
 	case a := <-answers:
 		return a
-	case <-time.After(20 * time.Second):
+	case <-time.After(10 * time.Second):
 		t.Fatal("a waiter hangs")
 		panic("unreachable")
 	}

@@ -15,7 +15,7 @@ package idempotence
 const sequenceMask = 1<<31 - 1
 
 // addSequence returns the sequence n records after s. It requires s >= 0 and
-// n >= 0, which CheckBatch has established before it gets here.
+// n >= 0, which whoever takes a batch in establishes before it gets here.
 func addSequence(s, n int32) int32 {
 	return int32((uint32(s) + uint32(n)) & sequenceMask)
 }

@@ -6,6 +6,7 @@ import (
 	"hash/crc32"
 	"io"
 	"math/rand/v2"
+	"runtime"
 	"testing"
 	"time"
 )
@@ -47,33 +48,39 @@ func forSnapshots(b *testing.B, run func(b *testing.B, m *ProducerStateManager))
 	}
 }
 
-// copyAndSum is the least that can be done with the bytes of a snapshot: the
-// time of a copy and a CRC-32C of it.
+// copyAndSum is the least that can be done with the bytes of a snapshot: a copy
+// and a CRC-32C of it. Where dst is nil the copy is made in new memory, as a
+// restored state is.
 func copyAndSum(dst, src []byte) time.Duration {
 	start := time.Now()
-	copy(dst, src)
+	if dst == nil {
+		dst = bytes.Clone(src)
+	} else {
+		copy(dst, src)
+	}
 	crc32.Checksum(dst, castagnoli)
 	return time.Since(start)
 }
 
-// besideFloor runs the body and, in turn with it, copyAndSum, and reports their
-// ratio as x-floor, and the size.
-func besideFloor(b *testing.B, snapshot []byte, producers int, body func()) {
-	spare := make([]byte, len(snapshot))
-	copyAndSum(spare, snapshot)
+// besideFloor runs the body and, in turn with it, copyAndSum, and reports as
+// x-floor how much longer the body takes, both as the median of the rounds, and
+// the size of the snapshot.
+func besideFloor(b *testing.B, snapshot, dst []byte, producers int, body func()) {
 	b.SetBytes(int64(len(snapshot)))
 	b.ReportAllocs()
+	copyAndSum(dst, snapshot)
 	b.ResetTimer()
-	var spent, floor time.Duration
+	var spent, floor []time.Duration
 	for range b.N {
+		b.StopTimer()
+		floor = append(floor, copyAndSum(dst, snapshot))
+		b.StartTimer()
 		start := time.Now()
 		body()
-		spent += time.Since(start)
-		b.StopTimer()
-		floor += copyAndSum(spare, snapshot)
-		b.StartTimer()
+		spent = append(spent, time.Since(start))
 	}
-	b.ReportMetric(spent.Seconds()/floor.Seconds(), "x-floor")
+	b.ReportMetric(medianMillis(spent)/medianMillis(floor), "x-floor")
+	b.ReportMetric(medianMillis(floor), "floor-ms")
 	b.ReportMetric(float64(len(snapshot))/float64(producers), "B/producer")
 }
 
@@ -94,7 +101,7 @@ func BenchmarkSnapshotWrite(b *testing.B) {
 	forSnapshots(b, func(b *testing.B, m *ProducerStateManager) {
 		snapshot := encoded(b, m)
 		memory := make([]byte, len(snapshot))
-		besideFloor(b, snapshot, m.Len(), func() {
+		besideFloor(b, snapshot, make([]byte, len(snapshot)), m.Len(), func() {
 			if _, err := m.Snapshot().WriteTo(&sliceWriter{memory}); err != nil {
 				b.Fatal(err)
 			}
@@ -106,11 +113,43 @@ func BenchmarkRestore(b *testing.B) {
 	forSnapshots(b, func(b *testing.B, m *ProducerStateManager) {
 		snapshot := encoded(b, m)
 		producers := m.Len()
-		besideFloor(b, snapshot, producers, func() {
+		besideFloor(b, snapshot, nil, producers, func() {
 			n := New(Config{})
 			if err := n.Restore(bytes.NewReader(snapshot)); err != nil || n.Len() != producers {
 				b.Fatal(n.Len(), err)
 			}
 		})
 	})
+}
+
+// BenchmarkStallSnapshot reports as max-ms the longest that a Check and Commit
+// took while snapshots were taken, written and let go, and as idle-max-ms the same
+// over as long a time without one: what the machine itself does to the
+// measurement. snapshot-ms is how long Snapshot itself took, which is what others
+// wait for.
+func BenchmarkStallSnapshot(b *testing.B) {
+	for _, n := range []int{100_000, 1_000_000} {
+		b.Run(fmt.Sprintf("producers=%d", n), func(b *testing.B) {
+			m, _ := full(n)
+			runtime.GC()
+			var during, quiet, took []time.Duration
+			for range b.N {
+				w := startWriter(m)
+				start := time.Now()
+				s := m.Snapshot()
+				took = append(took, time.Since(start))
+				if _, err := s.WriteTo(io.Discard); err != nil {
+					b.Fatal(err)
+				}
+				spent := time.Since(start)
+				during = append(during, w.stop())
+				w = startWriter(m)
+				time.Sleep(spent)
+				quiet = append(quiet, w.stop())
+			}
+			b.ReportMetric(medianMillis(during), "max-ms")
+			b.ReportMetric(medianMillis(quiet), "idle-max-ms")
+			b.ReportMetric(medianMillis(took), "snapshot-ms")
+		})
+	}
 }

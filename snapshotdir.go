@@ -43,7 +43,7 @@ var (
 )
 
 // SnapshotDir is a directory with the snapshots of one log, each in a file named
-// by its end offset in 20 digits. Other files in it are left alone, so it may be
+// by its end offset in 20 digits and the suffix .idps. Other files in it are left alone, so it may be
 // the directory of the log.
 //
 // The broker calls Load at its start, Save when a segment is rolled and at
@@ -247,14 +247,18 @@ type LoadResult struct {
 	// its start.
 	EndOffset int64
 	// PassedOver has an error for each newer snapshot that could not be
-	// restored. Tell somebody: the disk may be failing.
+	// restored, and one if what is past the log's end could not be removed. Tell
+	// somebody: the disk may be failing.
 	PassedOver []error
 }
 
 // Load restores the newest snapshot that is intact, of the manager's log, and not
-// past logEnd, the end offset of the log. What is past it is of records that a
-// crash has lost. Where a snapshot cannot be restored, it takes the next older
-// one; where there is none, the state is untouched.
+// past logEnd, the end offset of the log after a torn tail has been cut off. What
+// is past it is of records that a crash has lost, and is removed, as DropAfter
+// does: the log would grow past it again, and then it would be taken for true.
+// Where a snapshot cannot be restored, Load takes the next older one; where there
+// is none, the state is untouched, so restore into a new manager or Reset the old
+// one first.
 //
 // The error is nil unless the directory cannot be read, or none could be restored
 // and one of them because it could not be read: it might be good. The state is
@@ -266,6 +270,9 @@ func (d *SnapshotDir) Load(m *ProducerStateManager, logEnd int64) (LoadResult, e
 	offsets, err := d.endOffsets()
 	if err != nil {
 		return res, fmt.Errorf("idempotence: loading a snapshot: %w", err)
+	}
+	if err := d.drop(offsets, logEnd); err != nil {
+		res.PassedOver = append(res.PassedOver, fmt.Errorf("removing what is past offset %d: %w", logEnd, err))
 	}
 	var unread error
 	for _, offset := range offsets {
@@ -324,6 +331,11 @@ func (d *SnapshotDir) DropAfter(to int64) error {
 // dropAfter is DropAfter. Requires mu held.
 func (d *SnapshotDir) dropAfter(to int64) error {
 	offsets, err := d.endOffsets()
+	return errors.Join(err, d.drop(offsets, to))
+}
+
+// drop removes those of the snapshots that are past to.
+func (d *SnapshotDir) drop(offsets []int64, to int64) (err error) {
 	dropped := false
 	for _, offset := range offsets {
 		if offset > to {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -321,9 +322,36 @@ func leftOver(d *disk) string {
 	return ""
 }
 
-// TestLoadPassesOver: what is not intact, of another log, or past the log's end is
-// passed over, and an older one is loaded without an error; with a reading error
-// only if there is none.
+// TestLoadDropsWhatIsLost: a crash has lost the log behind 1 and left a snapshot
+// from 2. It must not be loaded, and not either when the log has grown past 2 by
+// other records: the retry of what was lost would be taken for a duplicate.
+func TestLoadDropsWhatIsLost(t *testing.T) {
+	d := newDisk()
+	dir := openDisk(t, d, 10)
+	for n := 1; n <= 2; n++ {
+		if err := dir.Save(logOf(t, n).Snapshot()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, logEnd := range []int64{1, 5} {
+		if end := loaded(t, dir, logEnd); end != 1 {
+			t.Errorf("a log that ends at %d: loaded %d", logEnd, end)
+		}
+	}
+
+	if err := dir.Save(logOf(t, 2).Snapshot()); err != nil {
+		t.Fatal(err)
+	}
+	d.steps, d.faults = nil, map[int]fault{1: fails}
+	res, err := dir.Load(New(Config{}), 1)
+	if err != nil || res.EndOffset != 1 || len(res.PassedOver) != 1 || !errors.Is(res.PassedOver[0], syscall.ENOSPC) {
+		t.Errorf("what is past the end cannot be removed: %+v, %v", res, err)
+	}
+}
+
+// TestLoadPassesOver: what is not intact or of another log is passed over, and an
+// older one is loaded without an error; with a reading error only if there is
+// none.
 func TestLoadPassesOver(t *testing.T) {
 	d := newDisk()
 	dir := openDisk(t, d, 10)
@@ -331,9 +359,6 @@ func TestLoadPassesOver(t *testing.T) {
 		if err := dir.Save(logOf(t, n).Snapshot()); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if end := loaded(t, dir, 5); end != 5 {
-		t.Errorf("a log that ends at 5: loaded %d", end)
 	}
 	node := func(n int64) *inode { return d.names[dir.name(n)] }
 	node(6).data = node(6).data[:50]
@@ -664,4 +689,62 @@ func TestCase_SNAP_DELETE_RACE(t *testing.T) {
 		t.Fatal(err)
 	}
 	produce(1, Result{Duplicate, 1})
+}
+
+// slowDisk is a disk that takes as long to sync as the test wants.
+type slowDisk struct {
+	*disk
+	syncing chan struct{} // closed when a sync has begun
+	goOn    chan struct{} // closed to let it end
+}
+
+type slowFile struct {
+	syncWriteCloser
+	on *slowDisk
+}
+
+func (d *slowDisk) create(name string) (syncWriteCloser, error) {
+	f, err := d.disk.create(name)
+	return slowFile{f, d}, err
+}
+
+func (f slowFile) Sync() error {
+	close(f.on.syncing)
+	<-f.on.goOn
+	return f.syncWriteCloser.Sync()
+}
+
+// TestCase_LOCK_IO: while a disk does not get done with a snapshot, batches are
+// checked and committed, producers expire and the log is cut; and what was saved
+// is the state of the moment at which the snapshot was taken. (KAFKA-9393,
+// KAFKA-15046)
+func TestCase_LOCK_IO(t *testing.T) {
+	slow := &slowDisk{newDisk(), make(chan struct{}), make(chan struct{})}
+	dir, err := openSnapshotDir(slow, "snapshots", 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	m := logOf(t, 5)
+	s, saved := m.Snapshot(), make(chan error)
+	go func() { saved <- dir.Save(s) }()
+	<-slow.syncing
+	for seq := range int32(1000) {
+		if res, err := m.Check(78, 0, seq, 1); err != nil || res.Verdict != Append {
+			t.Fatal(res, err)
+		}
+		if err := m.Commit(78, 0, seq, 1, m.EndOffset()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.Expire(time.Unix(1000, 0))
+	m.Snapshot()
+	m.Truncate(900)
+	close(slow.goOn)
+	if err := <-saved; err != nil {
+		t.Fatal(err)
+	}
+	if end := loaded(t, dir, m.EndOffset()); end != 5 {
+		t.Errorf("loaded %d, want 5", end)
+	}
 }

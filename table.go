@@ -146,75 +146,96 @@ func (t *table) insert(pid int64) *producer {
 	return t.last
 }
 
-// add adds a row that the index does not know yet, and returns it zero. It
-// requires a call of indexAll before anything is looked up.
-func (t *table) add() *producer {
-	row := t.rows
-	if row%pageRows == 0 {
-		t.pages = append(t.pages, t.newPage(row))
-	}
-	last := &t.pages[row>>pageShift]
-	last.producers = append(last.producers, producer{})
-	t.rows++
-	return &last.producers[row%pageRows]
+// filler fills an empty table with rows, of which the index knows nothing until
+// done is called. Nothing may be looked up before.
+type filler struct {
+	t *table
+	// left is how many rows will be added. It may be wrong, and then only takes
+	// or lacks a little memory.
+	left uint32
+	slab []producer
+	// hashes are those of the rows, so many at a time: they are read once more,
+	// and the rows, sixteen times as large, are not.
+	hashes [][]uint64
 }
 
-// indexAll makes the index of a table that was built with add. It stops at a
-// producer that is there twice, and returns it.
-func (t *table) indexAll() (twice *producer) {
+const hashesAtOnce = 4096
+
+// slabPages is how many pages a filler takes at a time, which is twice as fast as
+// each by itself, and still small: as long as one of them is in use, all are.
+const slabPages = 4
+
+// add adds a row for a producer, and returns it zero but for the id.
+func (f *filler) add(pid int64) *producer {
+	t := f.t
+	if t.rows%pageRows == 0 {
+		t.pages = append(t.pages, page{producers: f.page()})
+	}
+	last := &t.pages[t.rows>>pageShift]
+	last.producers = append(last.producers, producer{id: pid})
+	if t.rows%hashesAtOnce == 0 {
+		f.hashes = append(f.hashes, make([]uint64, 0, min(f.left, hashesAtOnce)))
+	}
+	chunk := &f.hashes[len(f.hashes)-1]
+	*chunk = append(*chunk, t.index.hash(pid))
+	f.left--
+	t.rows++
+	return &last.producers[len(last.producers)-1]
+}
+
+// page returns the memory of a page. A few producers get one that grows, as in
+// newPage.
+func (f *filler) page() []producer {
+	if f.t.rows == 0 && f.left < pageRows {
+		return nil
+	}
+	if len(f.slab) == 0 {
+		pages := min((f.left+pageRows-1)/pageRows, slabPages)
+		f.slab = make([]producer, max(pages, 1)*pageRows)
+	}
+	p := f.slab[:0:pageRows]
+	f.slab = f.slab[pageRows:]
+	return p
+}
+
+// done makes the index. It stops at a producer that is there twice, and returns
+// it. It looks at a number of groups before it puts anything into them, since the
+// processor then fetches them all at once, and not one after the other.
+func (f *filler) done() (twice *producer) {
+	t := f.t
 	t.index.reserve(int(t.rows))
-	for _, h := range t.hashes() {
-		if t.twin(h) {
-			return t.at(h.row)
+	row := uint32(0)
+	for _, chunk := range f.hashes {
+		for hashes := range slices.Chunk(chunk, 32) {
+			t.index.look(hashes)
+			for _, h := range hashes {
+				if !t.enter(h, row) {
+					return t.at(row)
+				}
+				row++
+			}
 		}
-		t.index.put(h.hash, h.row, t.hashOf)
 	}
 	return nil
 }
 
-// hashed is a row and the hash of its producer id.
-type hashed struct {
-	hash uint64
-	row  uint32
-}
-
-// hashes returns all rows, in the order of the first byte of their hashes.
-// Entries that are put in that order go to a few buckets for a while, and then to
-// the next few; in another order, each would wait for memory.
-func (t *table) hashes() []hashed {
-	var place [1 << 8]uint32
-	for row := range t.rows {
-		place[t.hashOf(row)>>56]++
+// enter puts a row into the index, unless that has one with the same producer.
+func (t *table) enter(hash uint64, row uint32) bool {
+	for t.index.bucket(hash).full() {
+		t.index.grow(t.index.bucket(hash), hash, t.hashOf)
 	}
-	sum := uint32(0)
-	for first, n := range place {
-		place[first] = sum
-		sum += n
-	}
-	sorted := make([]hashed, t.rows)
-	for row := range t.rows {
-		h := hashed{t.hashOf(row), row}
-		sorted[place[h.hash>>56]] = h
-		place[h.hash>>56]++
-	}
-	return sorted
-}
-
-// twin reports whether the index has another row with the same producer.
-func (t *table) twin(h hashed) bool {
-	b := t.index.bucket(h.hash)
-	for i := b.home(h.hash); ; i = b.after(i) {
+	b := t.index.bucket(hash)
+	for i := b.home(hash); ; i = b.after(i) {
 		g := &b.groups[i]
-		for found := g.matches(tagOf(h.hash)); found != 0; found &= found - 1 {
-			// A free slot next to a match may be marked too, and has row 0. No
-			// entry is that of h.row yet, so a slot that has it is free.
-			row := g.rows[lowest(found)]
-			if row != h.row && t.at(row).id == t.at(h.row).id {
-				return true
+		for found := g.matches(tagOf(hash)); found != 0; found &= found - 1 {
+			if other := g.rows[lowest(found)]; other != row && t.at(other).id == t.at(row).id {
+				return false
 			}
 		}
-		if g.free() != 0 {
-			return false
+		if free := g.free(); free != 0 {
+			g.set(lowest(free), tagOf(hash), row)
+			b.used++
+			return true
 		}
 	}
 }

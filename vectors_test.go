@@ -1,7 +1,9 @@
 package idempotence
 
 import (
+	"bytes"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -37,8 +39,6 @@ const (
 	lastStable = "last stable offset"
 	// refusedMarker: markers are replayed here, not judged.
 	refusedMarker = "a refused marker"
-	// kafkaSnapshot: from here on Kafka remembers one batch of five.
-	kafkaSnapshot = "after a reload from a snapshot of Kafka's"
 )
 
 // vector is a trace at play.
@@ -49,9 +49,19 @@ type vector struct {
 	stamps   map[int64]int64  // of each producer, the timestamp that Kafka has
 	skewed   map[int64]bool   // producers whose activity has another time in Kafka
 	strays   map[int64]string // producers that went another way, and why
-	snapshot bool             // one was taken
+	logStamp map[int64]int64  // the timestamp of what is in the log at an offset
+	saved    []savedSnapshot  // oldest first
 	compared map[string]int   // lines, by operation
 	leftOut  map[string]int   // lines, by reason
+}
+
+// savedSnapshot is a snapshot in Kafka's format, as it would lie on disk, with
+// what else is known of the producers at that moment.
+type savedSnapshot struct {
+	end    int64
+	bytes  []byte
+	stamps map[int64]int64
+	skewed map[int64]bool
 }
 
 // answer is what a line of the trace must be answered with.
@@ -106,13 +116,13 @@ func TestVectors(t *testing.T) {
 
 // vectorFloors is how many lines at least must be compared of each operation.
 var vectorFloors = map[string]int{
-	"batch": 4288, "dump": 532, "expire": 30, "marker": 186, "reload": 12, "replicate": 303, "truncate": 8,
+	"batch": 5958, "dump": 994, "expire": 36, "marker": 227, "reload": 44, "replicate": 305, "snapshot": 50, "truncate": 44,
 }
 
 func playVector(t *testing.T, file string) *vector {
 	v := &vector{
 		t: t, p: newPartition(Config{UnknownProducer: AcceptAny, Expiration: 24 * time.Hour}), clock: 1000,
-		stamps: map[int64]int64{}, skewed: map[int64]bool{}, strays: map[int64]string{}, compared: map[string]int{}, leftOut: map[string]int{},
+		stamps: map[int64]int64{}, skewed: map[int64]bool{}, strays: map[int64]string{}, logStamp: map[int64]int64{}, compared: map[string]int{}, leftOut: map[string]int{},
 	}
 	ops := readLines(t, file)
 	answers := readLines(t, strings.TrimSuffix(file, ".trace")+".expected")
@@ -128,10 +138,7 @@ func playVector(t *testing.T, file string) *vector {
 			end := slices.Index(answers, "END")
 			want.dump, answers = answers[:end], answers[end+1:]
 		}
-		if !v.play(op, want) {
-			v.leftOut[kafkaSnapshot] += len(ops) - n
-			return v
-		}
+		v.play(op, want)
 		if v.t.Failed() {
 			v.t.Fatalf("%s:%d: %s", file, n+1, line)
 		}
@@ -181,8 +188,8 @@ func (op vectorOp) batch() Batch {
 	}
 }
 
-// play plays one line. It returns false where nothing after it can be compared.
-func (v *vector) play(op vectorOp, want answer) bool {
+// play plays one line.
+func (v *vector) play(op vectorOp, want answer) {
 	if op.ts < 0 {
 		op.ts = v.clock
 	}
@@ -199,15 +206,16 @@ func (v *vector) play(op vectorOp, want answer) bool {
 	case "expire":
 		v.expire(op, want)
 	case "snapshot":
-		v.snapshot = true
-	case "reload", "truncate":
-		return v.reload(op, want)
+		v.snapshot(op, want)
+	case "reload":
+		v.reload(op, want)
+	case "truncate":
+		v.truncate(op, want)
 	case "dump":
 		v.dump(want)
 	default:
 		v.t.Fatalf("no such operation: %s", op.verb)
 	}
-	return true
 }
 
 // equal compares an answer.
@@ -235,11 +243,16 @@ func (v *vector) leave(op vectorOp, want answer, why string) {
 	}
 }
 
-// stamp passes the time of a batch that was applied. The clock moves and nothing
+// stamp passes the time of what was just appended. The clock moves and nothing
 // is forgotten: Kafka does that only when it is told to.
 func (v *vector) stamp(op vectorOp) {
 	v.stamps[op.nums[0]] = op.ts
 	v.skewed[op.nums[0]] = op.ts < v.clock
+	v.logStamp[v.p.log[len(v.p.log)-1].base] = op.ts
+	v.tick()
+}
+
+func (v *vector) tick() {
 	v.p.m.mu.Lock()
 	defer v.p.m.mu.Unlock()
 	v.p.m.tick(instantOf(time.UnixMilli(v.clock)))
@@ -308,11 +321,15 @@ func (v *vector) marker(op vectorOp, want answer) {
 	v.equal(op, fmt.Sprintf("OK %d", base), answer{words: want.words[:2]})
 }
 
-// expire compares how many producers are left, where all of them are known to
-// both.
+// expire compares how many producers are left.
 func (v *vector) expire(op vectorOp, want answer) {
-	now := op.nums[0]
-	v.clock = max(v.clock, now)
+	v.clock = max(v.clock, op.nums[0])
+	v.forget(op.nums[0])
+	v.producers(op, want)
+}
+
+// forget forgets the idle, and notes whom Kafka and this library disagree about.
+func (v *vector) forget(now int64) {
 	for p := range v.p.m.Producers() {
 		idle := v.clock - p.LastActivity.UnixMilli()
 		if stamped := now - v.stamps[p.ProducerID]; !p.InTransaction && (idle >= 86400000) != (stamped >= 86400000) {
@@ -320,6 +337,11 @@ func (v *vector) expire(op vectorOp, want answer) {
 		}
 	}
 	v.p.expire(v.clock)
+}
+
+// producers compares how many producers there are, where all of them are known
+// to both.
+func (v *vector) producers(op vectorOp, want answer) {
 	if len(v.strays) > 0 {
 		v.leftOut[v.anyStray()]++
 		return
@@ -336,26 +358,70 @@ func (v *vector) anyStray() string {
 	return v.strays[slices.Min(pids)]
 }
 
-// reload rebuilds everything from the log. It returns false where Kafka does so
-// from a snapshot.
-func (v *vector) reload(op vectorOp, want answer) bool {
-	if v.snapshot {
-		return false
+// snapshot writes one in Kafka's format, unless nothing is new.
+func (v *vector) snapshot(op vectorOp, want answer) {
+	if v.newest().end == v.p.end {
+		v.equal(op, "OK snapshot=none", want)
+		return
 	}
-	if op.verb == "truncate" {
-		v.p.truncate(v.t, op.nums[0])
-	} else {
-		v.p.restart(v.t)
+	var file bytes.Buffer
+	s := v.p.m.Snapshot()
+	if _, err := s.WriteKafka(&file); err != nil {
+		v.t.Fatalf("WriteKafka: %v", err)
 	}
-	for pid := range v.stamps {
-		v.skewed[pid] = true
+	v.saved = append(v.saved, savedSnapshot{s.EndOffset(), file.Bytes(), maps.Clone(v.stamps), maps.Clone(v.skewed)})
+	v.equal(op, fmt.Sprintf("OK snapshot=%d", s.EndOffset()), want)
+}
+
+// newest returns the newest snapshot, or one of the empty log.
+func (v *vector) newest() savedSnapshot {
+	if len(v.saved) == 0 {
+		return savedSnapshot{}
 	}
-	if len(v.strays) > 0 {
-		v.leftOut[v.anyStray()]++
-		return true
+	return v.saved[len(v.saved)-1]
+}
+
+// reload loses the memory, reads the newest snapshot, forgets who is idle in it,
+// and replays the rest of the log.
+func (v *vector) reload(op vectorOp, want answer) {
+	s := v.newest()
+	v.p.m = New(v.p.cfg)
+	v.stamps, v.skewed = map[int64]int64{}, map[int64]bool{}
+	if s.bytes != nil {
+		if err := v.p.m.RestoreKafka(bytes.NewReader(s.bytes), s.end); err != nil {
+			v.t.Fatalf("RestoreKafka: %v", err)
+		}
+		v.stamps, v.skewed = maps.Clone(s.stamps), maps.Clone(s.skewed)
 	}
-	v.equal(op, fmt.Sprintf("OK producers=%d", v.p.m.Len()), want)
-	return true
+	v.forget(v.clock)
+	for _, l := range v.p.log {
+		if l.base < s.end {
+			continue
+		}
+		if err := apply(v.p.m, l); err != nil {
+			v.t.Fatalf("replay of %+v: %v", l, err)
+		}
+		v.stamps[l.pid()], v.skewed[l.pid()] = v.logStamp[l.base], true
+	}
+	v.tick()
+	v.p.m.Advance(v.p.end)
+	v.producers(op, want)
+}
+
+// truncate cuts the log. Without a snapshot, what Truncate leaves where it says
+// that it is exact must be what Kafka makes of the rest of the log; in all other
+// cases Kafka and an embedder do the same, and reload.
+func (v *vector) truncate(op vectorOp, want answer) {
+	to := op.nums[0]
+	v.saved = slices.DeleteFunc(v.saved, func(s savedSnapshot) bool { return s.end > to })
+	if exact := v.p.truncate(v.t, to); !exact || len(v.saved) > 0 {
+		v.reload(op, want)
+		return
+	}
+	for _, l := range v.p.log {
+		v.stamps[l.pid()], v.skewed[l.pid()] = v.logStamp[l.base], true
+	}
+	v.producers(op, want)
 }
 
 // dump compares everything that is remembered, producer by producer.

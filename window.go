@@ -135,9 +135,7 @@ func (w *window) findOldest(s span) *entry {
 // push remembers a batch as the newest, in place of the oldest where the window
 // is full. It requires baseOffset to be above the newest one's.
 func (w *window) push(s span, baseOffset int64) {
-	if s.count() > narrow || (s.first() != w.next && w.count > 0) {
-		w.wide = true
-	}
+	w.widen(s)
 	w.ring[w.slot(w.count)] = entry{s, baseOffset}
 	w.next = nextSequence(s.last())
 	if w.count < WindowSize {
@@ -146,6 +144,22 @@ func (w *window) push(s span, baseOffset int64) {
 	}
 	w.start = w.slot(1)
 	w.rolled = true
+}
+
+// widen makes the window wide if a batch that is about to be pushed does so.
+func (w *window) widen(s span) {
+	if s.count() > narrow || (s.first() != w.next && w.count > 0) {
+		w.wide = true
+	}
+}
+
+// refill is push for a window that was just made and is not full: the oldest
+// batch is the first of the ring.
+func (w *window) refill(s span, baseOffset int64) {
+	w.widen(s)
+	w.ring[w.count] = entry{s, baseOffset}
+	w.next = nextSequence(s.last())
+	w.count++
 }
 
 // pop forgets the newest batch. It requires count > 0. What comes next is then

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/idempotence-go/idempotence"
 	"github.com/idempotence-go/idempotence/examples/broker/faults"
+	"github.com/idempotence-go/idempotence/examples/broker/segment/segmenttest"
 	"github.com/idempotence-go/idempotence/examples/broker/server"
 )
 
@@ -73,6 +75,11 @@ type rig struct {
 
 func newRig(t *testing.T, every int, fault func(*rig)) *rig {
 	t.Helper()
+	return newRigWith(t, every, fault, server.Config{})
+}
+
+func newRigWith(t *testing.T, every int, fault func(*rig), cfg server.Config) *rig {
+	t.Helper()
 	proxy, err := faults.New("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -82,13 +89,9 @@ func newRig(t *testing.T, every int, fault func(*rig)) *rig {
 		t: t, proxy: proxy, every: every, fault: fault,
 		struck: make(map[arrival]bool), recognised: make(map[arrival]bool),
 	}
-	r.cfg = server.Config{
-		Dir:       t.TempDir(),
-		Advertise: proxy.Addr(),
-		// Small segments, so that restarts read several.
-		SegmentBytes: 64 << 10,
-		Observe:      r.observe,
-	}
+	cfg.Dir, cfg.Advertise, cfg.Observe = t.TempDir(), proxy.Addr(), r.observe
+	cfg.SegmentBytes = 64 << 10 // small, so that restarts read several
+	r.cfg = cfg
 	r.start()
 	t.Cleanup(func() { r.shutdown(context.Background()) })
 	return r
@@ -120,7 +123,7 @@ func (r *rig) shutdown(ctx context.Context) {
 	r.mu.Lock()
 	s := r.server
 	r.mu.Unlock()
-	if err := s.Shutdown(ctx); err != nil {
+	if err := s.Shutdown(ctx); err != nil && !errors.Is(err, errDisk) {
 		r.t.Error(err)
 	}
 }
@@ -173,7 +176,7 @@ func restart(clean bool) func(*rig) {
 			if !clean {
 				cancel()
 			}
-			if err := old.Shutdown(ctx); err != nil {
+			if err := old.Shutdown(ctx); err != nil && !errors.Is(err, errDisk) {
 				r.t.Error(err)
 			}
 			r.start()
@@ -263,6 +266,63 @@ func TestClientsThroughFaults(t *testing.T) {
 	}
 }
 
+var errDisk = errors.New("disk failure")
+
+// The disk fails at random, in the middle of writes, syncs and sometimes both,
+// while connections are cut and the broker is restarted. A failed append is one
+// that its producer sends again, and leaves neither a gap nor a copy, with five
+// in flight as well.
+func TestFailingDisk(t *testing.T) {
+	for name, fault := range map[string]func(*rig){"cut": cut, "clean restart": restart(true), "killed": restart(false)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			seed := uint64(time.Now().UnixNano())
+			t.Logf("seed %d", seed)
+			var (
+				mu     sync.Mutex
+				rng    = rand.New(rand.NewPCG(seed, 0))
+				failed int
+			)
+			disk := &segmenttest.Disk{Before: func(op segmenttest.Op) error {
+				mu.Lock()
+				defer mu.Unlock()
+				if op == segmenttest.Truncate || rng.IntN(4) > 0 {
+					return nil
+				}
+				failed++
+				return errDisk
+			}}
+			r := newRigWith(t, 20, fault, server.Config{OpenFile: disk.OpenFile})
+			const producers, records = 3, 400
+			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+			defer cancel()
+			var (
+				wg  sync.WaitGroup
+				all = make(map[string]place)
+			)
+			for i := range producers {
+				wg.Go(func() {
+					acknowledged, err := franz(ctx, r.proxy.Addr(), fmt.Sprintf("producer-%d", i), records)
+					if err != nil {
+						t.Error(err)
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					maps.Copy(all, acknowledged)
+				})
+			}
+			wg.Wait()
+			r.check(all, producers*records)
+			mu.Lock()
+			defer mu.Unlock()
+			if failed < 5 {
+				t.Errorf("the disk failed %d times, want more", failed)
+			}
+			t.Logf("the disk failed %d times", failed)
+		})
+	}
+}
+
 // Ten producers write to the same partition through cut connections. Each has
 // its own sequence; none may be mistaken for another.
 func TestTenProducersOnOnePartition(t *testing.T) {
@@ -293,16 +353,7 @@ func TestTenProducersOnOnePartition(t *testing.T) {
 
 // franz has five requests in flight.
 func franz(ctx context.Context, addr, name string, n int) (map[string]place, error) {
-	cl, err := kgo.NewClient(
-		kgo.SeedBrokers(addr),
-		kgo.DefaultProduceTopic(topic),
-		kgo.AllowAutoTopicCreation(),
-		kgo.RecordPartitioner(kgo.ManualPartitioner()),
-		kgo.ProducerBatchMaxBytes(512),
-		kgo.RetryBackoffFn(func(int) time.Duration { return 5 * time.Millisecond }),
-		kgo.MetadataMinAge(10*time.Millisecond),
-		kgo.AlwaysRetryEOF(),
-	)
+	cl, err := newFranz(addr)
 	if err != nil {
 		return nil, err
 	}
@@ -313,6 +364,19 @@ func franz(ctx context.Context, addr, name string, n int) (map[string]place, err
 	}
 	err = cl.Flush(ctx)
 	return acks.places, errors.Join(err, acks.err)
+}
+
+func newFranz(addr string, more ...kgo.Opt) (*kgo.Client, error) {
+	return kgo.NewClient(append([]kgo.Opt{
+		kgo.SeedBrokers(addr),
+		kgo.DefaultProduceTopic(topic),
+		kgo.AllowAutoTopicCreation(),
+		kgo.RecordPartitioner(kgo.ManualPartitioner()),
+		kgo.ProducerBatchMaxBytes(512),
+		kgo.RetryBackoffFn(func(int) time.Duration { return 5 * time.Millisecond }),
+		kgo.MetadataMinAge(10 * time.Millisecond),
+		kgo.AlwaysRetryEOF(),
+	}, more...)...)
 }
 
 // saramaClient has one request in flight, which is all that Sarama allows an

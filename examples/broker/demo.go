@@ -51,7 +51,7 @@ func demo(ctx context.Context, out io.Writer, observe func(server.Event)) error 
 		return err
 	}
 	printTable(out, with, without)
-	return with.judge()
+	return errors.Join(with.judge(), showThroughput(ctx, out))
 }
 
 // An outcome is what one run came to.
@@ -104,31 +104,24 @@ func thousands(n int) string {
 	return fmt.Sprintf("%s,%03d", thousands(n/1000), n%1000)
 }
 
-// demoRun sets up a broker over a temporary directory with the proxy in front
-// of it, produces, and reads everything back.
+// demoRun sets up a broker with the proxy in front of it, produces, and reads
+// everything back.
 func demoRun(ctx context.Context, out io.Writer, cfg server.Config) (o outcome, err error) {
-	if cfg.Dir, err = os.MkdirTemp("", "broker-demo-"); err != nil {
-		return o, err
-	}
-	defer os.RemoveAll(cfg.Dir)
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return o, err
-	}
-	proxy, err := faults.New(ln.Addr().String())
+	proxy, err := faults.New("127.0.0.1:0")
 	if err != nil {
 		return o, err
 	}
 	defer proxy.Close()
-
 	worst := &worstMoment{cut: proxy.Cut, seen: make(map[arrival]bool), next: cfg.Observe}
 	cfg.Advertise, cfg.Partitions, cfg.Observe = proxy.Addr(), demoPartitions, worst.observe
-	s, err := server.Open(cfg)
+	addr, stop, err := startLocal(cfg)
 	if err != nil {
 		return o, err
 	}
-	go s.Serve(ln)
-	defer func() { err = errors.Join(err, s.Shutdown(ctx)) }()
+	defer func() { err = errors.Join(err, stop()) }()
+	if err := proxy.MoveTo(addr); err != nil {
+		return o, err
+	}
 
 	acknowledged, err := demoProduce(ctx, out, proxy.Addr(), worst.cuts.Load)
 	if err != nil {
@@ -145,22 +138,52 @@ func demoRun(ctx context.Context, out io.Writer, cfg server.Config) (o outcome, 
 	return o, nil
 }
 
-// demoProduce sends the records and returns where each was acknowledged. The
-// client is idempotent unless told otherwise, and has up to five requests in
-// flight then.
-func demoProduce(ctx context.Context, out io.Writer, addr string, cuts func() int64) (map[string]place, error) {
-	cl, err := kgo.NewClient(
+// startLocal starts a broker over a temporary directory, which goes with it.
+func startLocal(cfg server.Config) (addr string, stop func() error, err error) {
+	if cfg.Dir, err = os.MkdirTemp("", "broker-demo-"); err != nil {
+		return "", nil, err
+	}
+	s, err := server.Open(cfg)
+	if err != nil {
+		return "", nil, errors.Join(err, os.RemoveAll(cfg.Dir))
+	}
+	stop = func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
+		defer cancel()
+		return errors.Join(s.Shutdown(ctx), os.RemoveAll(cfg.Dir))
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", nil, errors.Join(err, stop())
+	}
+	go s.Serve(ln)
+	return ln.Addr().String(), stop, nil
+}
+
+// newDemoClient returns a producer, idempotent and with up to five requests in
+// flight unless told otherwise.
+func newDemoClient(addr string, more ...kgo.Opt) (*kgo.Client, error) {
+	return kgo.NewClient(append([]kgo.Opt{
 		kgo.SeedBrokers(addr),
 		kgo.DefaultProduceTopic(demoTopic),
 		kgo.AllowAutoTopicCreation(),
 		kgo.RecordPartitioner(kgo.ManualPartitioner()),
-		kgo.ProducerBatchMaxBytes(4<<10), // many batches, to have many to retry
+		kgo.ProducerBatchMaxBytes(4 << 10), // many batches, to have many to retry
 		kgo.ProducerBatchCompression(kgo.NoCompression()),
 		// The network is bad but near: no need to wait long to try again.
 		kgo.RetryBackoffFn(func(int) time.Duration { return 10 * time.Millisecond }),
-		kgo.MetadataMinAge(20*time.Millisecond),
+		kgo.MetadataMinAge(20 * time.Millisecond),
 		kgo.AlwaysRetryEOF(), // even a connection that is cut at its very beginning
-	)
+	}, more...)...)
+}
+
+func demoRecord(i int, partition int32) *kgo.Record {
+	return &kgo.Record{Value: fmt.Appendf(nil, "record %08d %064d", i, i), Partition: partition}
+}
+
+// demoProduce sends the records and returns where each was acknowledged.
+func demoProduce(ctx context.Context, out io.Writer, addr string, cuts func() int64) (map[string]place, error) {
+	cl, err := newDemoClient(addr)
 	if err != nil {
 		return nil, err
 	}
@@ -169,10 +192,7 @@ func demoProduce(ctx context.Context, out io.Writer, addr string, cuts func() in
 	acks := newAcks()
 	stop := every(time.Second, func() { printProgress(out, acks.len(), cuts()) })
 	for i := range demoRecords {
-		cl.Produce(ctx, &kgo.Record{
-			Value:     fmt.Appendf(nil, "record %08d %064d", i, i),
-			Partition: int32(i % demoPartitions),
-		}, acks.promise)
+		cl.Produce(ctx, demoRecord(i, int32(i%demoPartitions)), acks.promise)
 	}
 	err = cl.Flush(ctx)
 	stop()

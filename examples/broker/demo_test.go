@@ -33,6 +33,11 @@ func TestDemo(t *testing.T) {
 	if len(duplicated) != 2 || duplicated[0] != "0" || duplicated[1] == "0" {
 		t.Errorf("records duplicated: %q, want none with deduplication and some without", duplicated)
 	}
+	// How much faster pipelining is depends on the machine and on what else it
+	// does at the moment, so only the demo shows it.
+	if rates := table["records acknowledged a second"]; len(rates) != 2 || rates[0] == "0" || rates[1] == "0" {
+		t.Errorf("records acknowledged a second: %q, want two rates", rates)
+	}
 	if t.Failed() {
 		t.Log(out.String())
 	}

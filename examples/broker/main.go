@@ -5,12 +5,19 @@
 //
 // shows the library at work: idempotent producers, a network that cuts
 // connections at the worst moment, and a count of what ended up in the log,
-// with deduplication and without.
+// with deduplication and without; and what several requests in flight are
+// worth.
 //
 //	go run ./examples/broker -listen 127.0.0.1:9092 -data DIR
 //
 // serves any Kafka client until interrupted. Package server is the broker, and
 // its file partition.go is where the library is used.
+//
+//	go run ./examples/broker inspect PATH...
+//
+// prints what is remembered of producers: in a data directory or that of one
+// partition, in a snapshot of this broker or of Apache Kafka, or in a segment
+// of a log.
 package main
 
 import (
@@ -25,6 +32,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/idempotence-go/idempotence"
 	"github.com/idempotence-go/idempotence/examples/broker/server"
 )
 
@@ -38,6 +46,9 @@ func main() {
 	flag.StringVar(&cfg.Advertise, "advertise", "", "`address` told to clients, if they cannot use the one they connected to")
 	partitions := flag.Int("partitions", 3, "partitions of a topic created on first use")
 	flag.Int64Var(&cfg.SegmentBytes, "segment-bytes", 128<<20, "size at which a log segment is rolled")
+	flag.BoolVar(&cfg.NoSync, "no-sync", false, "acknowledge before the disk has it: outlives the broker, but not a loss of power")
+	flag.DurationVar(&cfg.ExpireAfter, "expire-after", idempotence.DefaultExpiration, "idle time after which a producer is forgotten; negative: never")
+	flag.IntVar(&cfg.MaxProducers, "max-producers", 0, "most producers that a partition remembers; 0: no limit")
 	flag.IntVar(&cfg.MaxConnections, "max-connections", 1000, "connections served at once")
 	flag.IntVar(&cfg.MaxRequestBytes, "max-request-bytes", 8<<20, "size of the largest Produce request")
 	flag.Int64Var(&cfg.RequestMemory, "request-memory", 64<<20, "bytes of all requests being served at once")
@@ -49,16 +60,18 @@ func main() {
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, *listen, cfg); err != nil {
+	if err := run(ctx, *listen, cfg, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "broker:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, listen string, cfg server.Config) error {
+func run(ctx context.Context, listen string, cfg server.Config, args []string) error {
 	switch {
-	case flag.NArg() > 0:
-		return fmt.Errorf("unexpected argument %q", flag.Arg(0))
+	case len(args) > 1 && args[0] == "inspect":
+		return inspect(os.Stdout, args[1:])
+	case len(args) > 0:
+		return fmt.Errorf("unexpected argument %q", args[0])
 	case listen == "" && cfg.Dir == "":
 		return demo(ctx, os.Stdout, cfg.Observe)
 	case listen == "" || cfg.Dir == "":

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"sort"
@@ -35,21 +36,54 @@ const indexInterval = 4096
 
 // A Log is the log of one partition. Reads may run concurrently with each
 // other and with an append; appends, rolls and Close take turns by themselves,
-// but a caller for whom the order of appends matters holds a lock of its own.
+// but a caller for whom the order of appends matters has to see to that.
 type Log struct {
-	dir string
+	dir  string
+	opts Options
 
 	writing sync.Mutex // held through an append or a roll
 	broken  error      // set when the file may differ from what is published
+	group   []byte     // of the append under way; kept for the next one
 
 	mu       sync.RWMutex // guards what readers see, all below
 	segments []*segment   // by base offset; the last one is appended to
 	end      int64        // the offset the next record will get
 }
 
+// Options say how a log treats its files.
+type Options struct {
+	// NoSync leaves it to the operating system when appends get to disk: they
+	// outlive the process, but perhaps not a loss of power. Otherwise every
+	// append is synced before it counts.
+	NoSync bool
+
+	// ReadOnly opens the log of another process, or of none: nothing is created
+	// or cut, and what there is of a torn tail is left out.
+	ReadOnly bool
+
+	// OpenFile opens or creates a segment; the default is os.OpenFile. Tests
+	// open files with it that fail.
+	OpenFile func(name string, flag int, perm os.FileMode) (File, error)
+}
+
+// A File is what a log needs of an *os.File.
+type File interface {
+	io.ReaderAt
+	io.WriterAt
+	io.Closer
+	Name() string
+	Stat() (os.FileInfo, error)
+	Sync() error
+	Truncate(size int64) error
+}
+
+func openFile(name string, flag int, perm os.FileMode) (File, error) {
+	return os.OpenFile(name, flag, perm)
+}
+
 // A segment is one file of the log.
 type segment struct {
-	file         *os.File
+	file         File
 	base         int64
 	size         int64
 	maxTimestamp int64
@@ -63,27 +97,41 @@ type position struct{ offset, at int64 }
 // as [idempotence.ProducerStateManager.ReplayLog] does.
 type ReplayFunc func(io.Reader) (idempotence.ReplayResult, error)
 
-// Open opens the log in dir, making it if need be, and has each of its segments
-// replayed, in order. The tail that a crash tore off the last one is cut away;
-// any other damage is an error.
-func Open(dir string, replay ReplayFunc) (*Log, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+// Open opens the log in dir, making it if need be. The newest segment is read
+// through, and the tail that a crash tore off it is cut away; any other damage
+// is an error. Older segments were whole when they were rolled: of those only
+// the headers are read, and [Log.Replay] verifies the ones it goes over.
+func Open(dir string, opts Options) (*Log, error) {
+	if opts.OpenFile == nil {
+		opts.OpenFile = openFile
+	}
+	if err := makeDir(dir, opts); err != nil {
 		return nil, err
 	}
 	bases, err := segmentBases(dir)
 	if err != nil {
 		return nil, err
 	}
-	l := &Log{dir: dir}
+	l := &Log{dir: dir, opts: opts}
 	for i, base := range bases {
-		if err := l.load(base, i == len(bases)-1, replay); err != nil {
+		if err := l.load(base, i == len(bases)-1); err != nil {
 			return nil, errors.Join(err, l.closeFiles())
 		}
 	}
-	if len(bases) == 0 {
-		return l, l.Roll()
+	switch {
+	case len(bases) > 0:
+		return l, nil
+	case opts.ReadOnly:
+		return nil, fmt.Errorf("segment: no log in %s", dir)
 	}
-	return l, nil
+	return l, l.Roll()
+}
+
+func makeDir(dir string, opts Options) error {
+	if opts.ReadOnly {
+		return nil
+	}
+	return os.MkdirAll(dir, 0o755)
 }
 
 // segmentBases returns the base offsets of the segments in dir, sorted.
@@ -108,8 +156,12 @@ func segmentBases(dir string) ([]int64, error) {
 func fileName(base int64) string { return fmt.Sprintf("%020d.log", base) }
 
 // load opens the segment that begins at base.
-func (l *Log) load(base int64, last bool, replay ReplayFunc) error {
-	f, err := os.OpenFile(filepath.Join(l.dir, fileName(base)), os.O_RDWR, 0)
+func (l *Log) load(base int64, newest bool) error {
+	flag := os.O_RDWR
+	if l.opts.ReadOnly {
+		flag = os.O_RDONLY
+	}
+	f, err := l.opts.OpenFile(filepath.Join(l.dir, fileName(base)), flag, 0)
 	if err != nil {
 		return err
 	}
@@ -119,12 +171,12 @@ func (l *Log) load(base int64, last bool, replay ReplayFunc) error {
 	s := &segment{file: f, base: base, maxTimestamp: -1}
 	l.segments = append(l.segments, s)
 
-	found, err := replay(f)
-	if last && errors.Is(err, idempotence.ErrTornTail) {
-		err = cut(f, found.Bytes)
+	size, err := sizeOf(f)
+	if err == nil && newest {
+		size, err = l.wholePart(f)
 	}
 	if err == nil {
-		err = l.index(s, found.Bytes)
+		err = l.index(s, size)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", f.Name(), err)
@@ -132,13 +184,38 @@ func (l *Log) load(base int64, last bool, replay ReplayFunc) error {
 	return nil
 }
 
-// index goes over the headers of a segment that is known to be good for size
-// bytes.
+func sizeOf(f File) (int64, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	return info.Size(), nil
+}
+
+// wholePart reads the newest segment through and returns how long it is without
+// what a crash has left of an append, which it cuts off. What the producers
+// were up to is of no interest here, only whether the batches are whole.
+func (l *Log) wholePart(f File) (size int64, err error) {
+	verify := idempotence.New(idempotence.Config{MaxProducers: 1}).ReplayLog
+	found, err := verify(io.NewSectionReader(f, 0, math.MaxInt64))
+	if errors.Is(err, idempotence.ErrTornTail) {
+		err = nil
+		if !l.opts.ReadOnly {
+			err = errors.Join(f.Truncate(found.Bytes), f.Sync())
+		}
+	}
+	return found.Bytes, err
+}
+
+// index goes over the headers of a segment of the given size.
 func (l *Log) index(s *segment, size int64) error {
 	for s.size < size {
 		h, err := s.headerAt(s.size)
+		if err == nil && s.size+int64(h.Size) > size {
+			err = idempotence.ErrTornTail
+		}
 		if err != nil {
-			return err
+			return &idempotence.LogError{Position: s.size, Offset: l.end, Err: err}
 		}
 		if h.BaseOffset != l.end {
 			return fmt.Errorf("%w: %d to %d", ErrMissing, l.end, h.BaseOffset-1)
@@ -149,12 +226,22 @@ func (l *Log) index(s *segment, size int64) error {
 	return nil
 }
 
-// cut shortens the file to size bytes, durably.
-func cut(f *os.File, size int64) error {
-	if err := f.Truncate(size); err != nil {
-		return err
+// Replay has the log replayed from the batch on that holds the offset from:
+// that of a snapshot, or 0 for all of it. It does not begin earlier, since that
+// would bring back producers which the snapshot has forgotten.
+func (l *Log) Replay(from int64, replay ReplayFunc) error {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	for _, s := range l.segments[max(l.segmentOf(from), 0):] {
+		at, err := l.positionOf(s, from)
+		if err == nil {
+			_, err = replay(io.NewSectionReader(s.file, at, s.size-at))
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", s.file.Name(), err)
+		}
 	}
-	return f.Sync()
+	return nil
 }
 
 // add accounts for a batch that was written at the segment's end.
@@ -187,43 +274,72 @@ func (l *Log) ActiveSize() int64 {
 	return l.segments[len(l.segments)-1].size
 }
 
-// Append writes one batch at the end of the log and returns the base offset it
-// got, which it also fills into p. The caller has verified that p is the one
-// batch whose header h is. When it fails, nothing was appended, and a later append may be tried; only when
-// the remains of a failed write could not be removed does the log take no more.
-//
-// The write is left to the operating system to bring to disk: it outlives the
-// process, but not a loss of power. See [Log.Sync].
-func (l *Log) Append(p []byte, h idempotence.BatchHeader) (int64, error) {
+// A Batch is a record batch to append, and its header. Whoever made it has
+// verified that the bytes are the one batch with that header.
+type Batch struct {
+	Header idempotence.BatchHeader
+	Bytes  []byte
+}
+
+// Append writes a group of batches at the end of the log, in one go and with
+// one sync, and fills in the base offset that each gets, in its header and in
+// its bytes. Nobody reads any of them before all are safe. When it fails none
+// was appended, and a later append may be tried; only when the remains of the
+// failed one could not be removed does the log take no more: see [Log.Broken].
+func (l *Log) Append(group []*Batch) error {
 	l.writing.Lock()
 	defer l.writing.Unlock()
 	if l.broken != nil {
-		return 0, l.broken
+		return l.broken
 	}
 	// Nobody else moves these while the writing lock is held.
 	s, end := l.segments[len(l.segments)-1], l.end
 
-	place(p, end)
-	if _, err := s.file.WriteAt(p, s.size); err != nil {
+	l.group = l.group[:0]
+	for _, b := range group {
+		place(b, end)
+		end = b.Header.LastOffset() + 1
+		l.group = append(l.group, b.Bytes...)
+	}
+	if err := l.write(s); err != nil {
+		// Whether a failed sync has left something on disk cannot be known, so
+		// it is removed like a write that came back half done.
 		if cutErr := s.file.Truncate(s.size); cutErr != nil {
 			l.broken = fmt.Errorf("segment: log closed to appends: %w", cutErr)
 		}
-		return 0, err
+		return err
 	}
-	h.BaseOffset = end
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s.add(h)
-	l.end = h.LastOffset() + 1
-	return end, nil
+	for _, b := range group {
+		s.add(b.Header)
+	}
+	l.end = end
+	return nil
+}
+
+// write writes the group at the end of a segment.
+func (l *Log) write(s *segment) error {
+	if _, err := s.file.WriteAt(l.group, s.size); err != nil || l.opts.NoSync {
+		return err
+	}
+	return s.file.Sync()
+}
+
+// Broken returns why the log takes no more appends, or nil.
+func (l *Log) Broken() error {
+	l.writing.Lock()
+	defer l.writing.Unlock()
+	return l.broken
 }
 
 // place fills in what a broker decides about a batch, where it lives: its base
 // offset, and the epoch of the leader, which is always 0 here. Both lie before
 // what the checksum covers, so the batch keeps the one its producer gave it.
-func place(p []byte, baseOffset int64) {
-	binary.BigEndian.PutUint64(p[0:], uint64(baseOffset))
-	binary.BigEndian.PutUint32(p[12:], 0)
+func place(b *Batch, baseOffset int64) {
+	b.Header.BaseOffset = baseOffset
+	binary.BigEndian.PutUint64(b.Bytes[0:], uint64(baseOffset))
+	binary.BigEndian.PutUint32(b.Bytes[12:], 0)
 }
 
 // Roll syncs the segment that is appended to and begins a new one at the
@@ -240,12 +356,12 @@ func (l *Log) Roll() error {
 		}
 	}
 	name := filepath.Join(l.dir, fileName(l.end))
-	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o644)
+	f, err := l.opts.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return err
 	}
 	if err := durable.SyncDir(l.dir); err != nil {
-		return errors.Join(err, f.Close())
+		return errors.Join(err, f.Close(), os.Remove(name)) // or the next try finds it there
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -19,12 +19,20 @@ import (
 func open(t *testing.T, dir string) (*segment.Log, *idempotence.ProducerStateManager) {
 	t.Helper()
 	m := idempotence.New(idempotence.Config{})
-	l, err := segment.Open(dir, m.ReplayLog)
+	l, err := openAndReplay(dir, m)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
 	return l, m
+}
+
+func openAndReplay(dir string, m *idempotence.ProducerStateManager) (*segment.Log, error) {
+	l, err := segment.Open(dir, segment.Options{})
+	if err != nil {
+		return nil, err
+	}
+	return l, l.Replay(0, m.ReplayLog)
 }
 
 // replayed returns the base offsets that m remembers of the producer of fill.
@@ -38,11 +46,11 @@ func replayed(m *idempotence.ProducerStateManager) (bases []int64) {
 
 func appendBatch(t *testing.T, l *segment.Log, p []byte) int64 {
 	t.Helper()
-	base, err := l.Append(p, header(t, p))
-	if err != nil {
+	b := &segment.Batch{Header: header(t, p), Bytes: p}
+	if err := l.Append([]*segment.Batch{b}); err != nil {
 		t.Fatal(err)
 	}
-	return base
+	return b.Header.BaseOffset
 }
 
 // fill appends batches of one, two, three, ... records, sequence numbers in
@@ -176,6 +184,21 @@ func TestOffsetOfTime(t *testing.T) {
 	}
 }
 
+// A replay begins with the batch that holds the offset, and no earlier: what is
+// before it is in the snapshot, or has been forgotten.
+func TestReplayFrom(t *testing.T) {
+	l, _ := open(t, t.TempDir())
+	fill(t, l, 6, 3) // batches begin at 0 1 3 | 6 10 15, the end is 21
+	for from, want := range map[int64][]int64{
+		0: {1, 3, 6, 10, 15}, 2: {1, 3, 6, 10, 15}, 3: {3, 6, 10, 15}, 6: {6, 10, 15},
+		9: {6, 10, 15}, 10: {10, 15}, 20: {15}, 21: nil,
+	} {
+		m := idempotence.New(idempotence.Config{})
+		wantEqual(t, "error", l.Replay(from, m.ReplayLog), nil)
+		wantEqual(t, fmt.Sprintf("replayed from %d", from), replayed(m), want)
+	}
+}
+
 // A crash may cut the last write anywhere. Whatever is left of it must go, and
 // nothing else.
 func TestTornTailIsCutAtEveryByte(t *testing.T) {
@@ -229,7 +252,7 @@ func TestDamageIsNoTornTail(t *testing.T) {
 		p = tt.damage(p)
 		wantEqual(t, "error", os.WriteFile(name, p, 0o644), nil)
 
-		_, err = segment.Open(dir, idempotence.New(idempotence.Config{}).ReplayLog)
+		_, err = openAndReplay(dir, idempotence.New(idempotence.Config{}))
 		if le := new(idempotence.LogError); !errors.As(err, &le) {
 			t.Errorf("%s: Open: %v, want a LogError", tt.name, err)
 		}
@@ -249,7 +272,7 @@ func TestMissingSegmentIsNoticed(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, fmt.Sprintf("%020d.log", 3))); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := segment.Open(dir, idempotence.New(idempotence.Config{}).ReplayLog); !errors.Is(err, segment.ErrMissing) {
+	if _, err := openAndReplay(dir, idempotence.New(idempotence.Config{})); !errors.Is(err, segment.ErrMissing) {
 		t.Errorf("Open: %v, want ErrMissing", err)
 	}
 }

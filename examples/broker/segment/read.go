@@ -23,7 +23,7 @@ func (l *Log) Read(offset int64, maxBytes int) ([]byte, error) {
 		return nil, nil
 	}
 	s := l.segments[l.segmentOf(offset)]
-	first, at, err := s.find(s.seek(offset), func(h idempotence.BatchHeader) bool { return h.LastOffset() >= offset })
+	first, at, err := s.holding(offset)
 	if err != nil {
 		return nil, err
 	}
@@ -72,6 +72,24 @@ func (l *Log) OffsetOfTime(timestamp int64) (offset, found int64, err error) {
 // below the first one.
 func (l *Log) segmentOf(offset int64) int {
 	return sort.Search(len(l.segments), func(i int) bool { return l.segments[i].base > offset }) - 1
+}
+
+// positionOf returns where in a segment the batch begins that holds offset: its
+// beginning for an earlier one, its end if the log ends there.
+func (l *Log) positionOf(s *segment, offset int64) (int64, error) {
+	switch {
+	case offset <= s.base:
+		return 0, nil
+	case offset >= l.end:
+		return s.size, nil
+	}
+	_, at, err := s.holding(offset)
+	return at, err
+}
+
+// holding returns the batch that holds offset, which the caller knows to exist.
+func (s *segment) holding(offset int64) (idempotence.BatchHeader, int64, error) {
+	return s.find(s.seek(offset), func(h idempotence.BatchHeader) bool { return h.LastOffset() >= offset })
 }
 
 // seek returns where to begin looking for offset.

@@ -4,29 +4,80 @@ package server
 // partition is asked, and what its producer is told afterwards.
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/idempotence-go/idempotence"
+	"github.com/idempotence-go/idempotence/examples/broker/segment"
 )
+
+// maxProduceWait bounds the timeout that a client sets.
+const maxProduceWait = 30 * time.Second
 
 // errUnacknowledged closes the connection of a producer that asked for no
 // answers and had a batch refused, since there is no other way to tell it.
 var errUnacknowledged = errors.New("server: refused a batch sent with acks=0")
 
-// produce appends one batch for each partition of the request, and answers for
-// each on its own.
-func (c *conn) produce(req *kmsg.ProduceRequest) (kmsg.Response, error) {
+// A submission is one batch of a request, handed over to its partition or
+// refused before that.
+type submission struct {
+	topic     string
+	index     int32 // of the partition
+	batch     idempotence.Batch
+	partition *partition
+	append    *pendingAppend
+	refusal   error
+}
+
+// produce hands the batches of a request over to their partitions. The answer,
+// in which each has its own, is there when all of them have settled.
+func (c *conn) produce(req *kmsg.ProduceRequest) (answer func() (kmsg.Response, error)) {
+	ctx, cancel := context.WithTimeout(c.closing, patience(req))
+	defer cancel()
+	var sent []submission
+	for _, t := range req.Topics {
+		for _, p := range t.Partitions {
+			sent = append(sent, c.submit(ctx, req, t.Topic, p))
+		}
+	}
+	return func() (kmsg.Response, error) { return c.answerProduce(req, sent) }
+}
+
+// patience is how long a batch of the request may wait for its turn to be
+// judged.
+func patience(req *kmsg.ProduceRequest) time.Duration {
+	return min(time.Duration(max(req.TimeoutMillis, 0))*time.Millisecond, maxProduceWait)
+}
+
+func (c *conn) submit(ctx context.Context, req *kmsg.ProduceRequest, topic string, sent kmsg.ProduceRequestTopicPartition) submission {
+	s := submission{topic: topic, index: sent.Partition}
+	// Everything about the batch itself comes before the question of whether
+	// it was here before: a damaged retry is a damaged batch.
+	var h idempotence.BatchHeader
+	if s.batch, h, s.refusal = c.validate(req, sent.Records); s.refusal != nil {
+		return s
+	}
+	if s.partition, s.refusal = c.topics.partition(topic, sent.Partition); s.refusal != nil {
+		return s
+	}
+	s.append = s.partition.begin(ctx, s.batch, segment.Batch{Header: h, Bytes: sent.Records})
+	return s
+}
+
+func (c *conn) answerProduce(req *kmsg.ProduceRequest, sent []submission) (kmsg.Response, error) {
 	resp := kmsg.NewPtrProduceResponse()
 	refused := false
 	for _, t := range req.Topics {
 		topic := kmsg.NewProduceResponseTopic()
 		topic.Topic = t.Topic
-		for _, p := range t.Partitions {
-			answer := c.produceBatch(req, t.Topic, p)
+		for range t.Partitions {
+			answer := c.answerBatch(sent[0])
+			sent = sent[1:]
 			refused = refused || answer.ErrorCode != 0
 			topic.Partitions = append(topic.Partitions, answer)
 		}
@@ -41,28 +92,20 @@ func (c *conn) produce(req *kmsg.ProduceRequest) (kmsg.Response, error) {
 	return resp, nil
 }
 
-func (c *conn) produceBatch(req *kmsg.ProduceRequest, topic string, sent kmsg.ProduceRequestTopicPartition) kmsg.ProduceResponseTopicPartition {
+func (c *conn) answerBatch(s submission) kmsg.ProduceResponseTopicPartition {
 	resp := kmsg.NewProduceResponseTopicPartition()
-	resp.Partition = sent.Partition
+	resp.Partition = s.index
 	resp.BaseOffset = -1
-
-	// Everything about the batch itself comes before the question of whether
-	// it was here before: a damaged retry is a damaged batch.
-	batch, h, err := c.validate(req, sent.Records)
-	if err != nil {
-		return refuse(resp, err)
+	if s.refusal != nil {
+		return refuse(resp, s.refusal)
 	}
-	p, err := c.topics.partition(topic, sent.Partition)
-	if err != nil {
-		return refuse(resp, err)
-	}
-	result, err := p.append(batch, h, sent.Records)
-	c.cfg.Observe(Event{topic, sent.Partition, batch, result, err})
+	result, err := s.append.wait()
+	c.cfg.Observe(Event{s.topic, s.index, s.batch, result, err})
 	if err != nil {
 		return refuse(resp, err)
 	}
 	resp.BaseOffset = result.BaseOffset
-	resp.LogStartOffset = p.log.Start()
+	resp.LogStartOffset = s.partition.log.Start()
 	return resp
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -32,22 +33,24 @@ type producerIDs struct {
 	reserved int64 // next may go up to here, this one excluded
 }
 
-// openProducerIDs continues after the ids reserved in the file at path. Where
-// it has been lost, it continues after highest, which the logs have seen.
+var errNoProducerIDs = errors.New("no producer ids left")
+
+// openProducerIDs continues after the ids reserved in the file at path, which
+// may be missing, and after highest, the highest id that the logs and snapshots
+// have seen: whoever bears that one must not get a double, whether it was
+// handed out here or not.
 func openProducerIDs(path string, highest int64) (*producerIDs, error) {
-	next := highest + 1
+	var reserved int64
 	text, err := os.ReadFile(path)
 	if err == nil {
-		next, err = strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+		reserved, err = strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
 	} else if errors.Is(err, fs.ErrNotExist) {
 		err = nil
-	}
-	if err == nil && next < 0 {
-		err = errors.New("no producer ids left")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
+	next := max(reserved, min(highest, math.MaxInt64-1)+1)
 	return &producerIDs{path: path, next: next, reserved: next}, nil
 }
 
@@ -56,6 +59,9 @@ func (ids *producerIDs) take() (int64, error) {
 	ids.mu.Lock()
 	defer ids.mu.Unlock()
 	if ids.next == ids.reserved {
+		if ids.next > math.MaxInt64-producerIDBlock {
+			return 0, errNoProducerIDs
+		}
 		end := ids.next + producerIDBlock
 		if err := durable.WriteFile(ids.path, fmt.Appendf(nil, "%d\n", end)); err != nil {
 			return 0, err

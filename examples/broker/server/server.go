@@ -1,6 +1,7 @@
 // Package server is a single-node Kafka broker around package idempotence:
-// one log and one ProducerStateManager a partition, both moved under the same
-// lock (see partition.go, which is where the library is used).
+// one log and one ProducerStateManager a partition. See partition.go, which is
+// where the library is used: a batch is judged and takes its place under a lock,
+// gets to disk without one, together with others, and is remembered then.
 //
 // It serves idempotent producers and plain partition consumers. Transactions,
 // consumer groups, replication, authentication and retention are not here.
@@ -20,6 +21,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/idempotence-go/idempotence"
+	"github.com/idempotence-go/idempotence/examples/broker/segment"
 )
 
 // Config is how a broker is set up. Zero values mean the default given with
@@ -37,6 +39,21 @@ type Config struct {
 	MaxRequestBytes int   // largest Produce request; default 8 MiB
 	RequestMemory   int64 // for requests being read and served; default 64 MiB
 	FetchMemory     int64 // for Fetch answers on their way; default 64 MiB
+
+	// NoSync leaves it to the operating system when an append gets to disk: what
+	// is acknowledged outlives the broker, but perhaps not a loss of power. By
+	// default nothing is acknowledged before it is on disk.
+	NoSync bool
+
+	// ExpireAfter is how long a producer may be idle before a partition forgets
+	// it; default 24 hours, negative: never. MaxProducers is the most that a
+	// partition remembers; default: no limit.
+	ExpireAfter  time.Duration
+	MaxProducers int
+
+	// OpenFile opens the segments of logs; default os.OpenFile. Tests open files
+	// with it that fail.
+	OpenFile func(name string, flag int, perm os.FileMode) (segment.File, error)
 
 	// WithoutDeduplication appends whatever comes, to show what happens then.
 	WithoutDeduplication bool
@@ -67,6 +84,7 @@ func (cfg Config) withDefaults() Config {
 	setDefault(&cfg.MaxRequestBytes, 8<<20)
 	setDefault(&cfg.RequestMemory, 64<<20)
 	setDefault(&cfg.FetchMemory, 64<<20)
+	setDefault(&cfg.ExpireAfter, idempotence.DefaultExpiration)
 	if cfg.Observe == nil {
 		cfg.Observe = func(Event) {}
 	}
@@ -118,6 +136,7 @@ type Server struct {
 	listeners map[net.Listener]struct{}
 	conns     map[net.Conn]struct{}
 	serving   sync.WaitGroup // one for each connection
+	expiring  sync.WaitGroup // the ticker
 }
 
 // Open opens the data directory, which no other broker may have open, and
@@ -147,9 +166,36 @@ func Open(cfg Config) (_ *Server, err error) {
 	}
 	s.producerIDs, err = openProducerIDs(filepath.Join(cfg.Dir, "producer-ids"), s.topics.maxProducerID())
 	if err != nil {
-		return nil, errors.Join(err, s.topics.close(), s.lock.Close())
+		return nil, errors.Join(err, s.topics.close(false), s.lock.Close())
 	}
+	s.expiring.Go(s.expire)
 	return s, nil
+}
+
+// Producers are forgotten at most one interval late.
+const maxExpireInterval = time.Minute
+
+// expire has producers forgotten until Shutdown.
+func (s *Server) expire() {
+	ticker := time.NewTicker(expireInterval(s.cfg.ExpireAfter))
+	defer ticker.Stop()
+	for {
+		select {
+		case now := <-ticker.C:
+			s.topics.expire(now)
+		case <-s.closing.Done():
+			return
+		}
+	}
+}
+
+// expireInterval is short against the time that producers may be idle. Where
+// they are never forgotten it still tells when they were active.
+func expireInterval(after time.Duration) time.Duration {
+	if after < 0 {
+		return maxExpireInterval
+	}
+	return min(max(after/10, time.Millisecond), maxExpireInterval)
 }
 
 // Serve accepts connections until Shutdown, and then returns nil.
@@ -201,8 +247,9 @@ func (s *Server) dismiss(nc net.Conn) {
 }
 
 // Shutdown stops accepting, lets requests that have arrived be answered, and
-// closes the logs, synced. Once ctx ends it waits for nothing but the appends
-// that are under way; a ctx that has ended already makes it an abrupt stop.
+// closes the logs, synced and with a snapshot of their producers. Once ctx ends
+// it waits for nothing but the appends that are under way; a ctx that has ended
+// already makes it an abrupt stop.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.mu.Lock()
 	s.close()
@@ -218,11 +265,8 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, s.closeConns)
 	defer stop()
 	s.serving.Wait()
-	var syncErr error
-	if ctx.Err() == nil {
-		syncErr = s.topics.sync()
-	}
-	return errors.Join(syncErr, s.topics.close(), s.lock.Close())
+	s.expiring.Wait()
+	return errors.Join(s.topics.close(ctx.Err() == nil), s.lock.Close())
 }
 
 func (s *Server) closeConns() {

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 
@@ -55,7 +56,7 @@ func openTopics(cfg Config) (*topics, error) {
 	}
 	for name, n := range counts {
 		if err := ts.open(name, n); err != nil {
-			return nil, errors.Join(err, ts.close())
+			return nil, errors.Join(err, ts.close(false))
 		}
 	}
 	return ts, nil
@@ -69,7 +70,7 @@ func (ts *topics) open(name string, n int) error {
 		p, err := openPartition(ts.cfg, name, int32(i))
 		if err != nil {
 			for _, opened := range partitions[i+1:] {
-				err = errors.Join(err, opened.close())
+				err = errors.Join(err, opened.close(false))
 			}
 			return err
 		}
@@ -148,18 +149,20 @@ func (ts *topics) maxProducerID() int64 {
 	return highest
 }
 
-func (ts *topics) sync() error {
-	var errs []error
+// expire has every partition forget the producers that have been idle too long.
+func (ts *topics) expire(now time.Time) {
 	for _, p := range ts.all() {
-		errs = append(errs, p.log.Sync())
+		if n := p.producers.Expire(now); n > 0 {
+			p.cfg.Log.Info("producers expired", "log", p.dir, "producers", n)
+		}
 	}
-	return errors.Join(errs...)
 }
 
-func (ts *topics) close() error {
+// close closes every partition, after a clean end of the broker or any other.
+func (ts *topics) close(clean bool) error {
 	var errs []error
 	for _, p := range ts.all() {
-		errs = append(errs, p.close())
+		errs = append(errs, p.close(clean))
 	}
 	return errors.Join(errs...)
 }

@@ -1,0 +1,76 @@
+package server
+
+// This file is the writer of a partition: one goroutine that appends what has
+// been handed over, in that order. Whatever arrives while it waits for the disk
+// makes up the next group, so that the slower the disk is, the more batches
+// share one sync.
+
+import "github.com/idempotence-go/idempotence/examples/broker/segment"
+
+// maxGroupBytes bounds a group that has more than one batch.
+const maxGroupBytes = 1 << 20
+
+// enqueue hands a batch to the writer. It requires order to be held.
+func (p *partition) enqueue(a *pendingAppend) {
+	p.queue = append(p.queue, a)
+	if !p.writing {
+		p.writing = true
+		p.background.Go(p.write)
+	}
+}
+
+// write appends until nothing is queued.
+func (p *partition) write() {
+	for group := p.take(); len(group) > 0; group = p.take() {
+		if err := p.appendGroup(group); err != nil {
+			p.cfg.Log.Error("append failed", "log", p.dir, "batches", len(group), "err", err)
+			p.fail(group, p.log.Broken())
+			continue
+		}
+		p.commit(group)
+		p.wakeWaiters()
+	}
+}
+
+// take takes a group off the queue, as much of it as fits into one segment.
+func (p *partition) take() []*pendingAppend {
+	p.order.Lock()
+	defer p.order.Unlock()
+	n := 0
+	limit, size := int64(maxGroupBytes), int64(0)
+	for n < len(p.queue) {
+		size += int64(p.queue[n].Header.Size)
+		if n == 0 && !p.mustRoll(size) {
+			limit = min(limit, p.cfg.SegmentBytes-p.log.ActiveSize())
+		}
+		if n > 0 && size > limit {
+			break
+		}
+		n++
+	}
+	group := p.queue[:n:n]
+	p.queue = p.queue[n:]
+	p.taken, p.writing = n, n > 0
+	return group
+}
+
+// appendGroup appends all of the group or, with an error, nothing.
+func (p *partition) appendGroup(group []*pendingAppend) error {
+	if p.mustRoll(int64(group[0].Header.Size)) {
+		if err := p.log.Roll(); err != nil {
+			return err
+		}
+		p.saveInBackground()
+	}
+	batches := make([]*segment.Batch, len(group))
+	for i, a := range group {
+		batches[i] = &a.Batch
+	}
+	return p.log.Append(batches)
+}
+
+// mustRoll reports whether a batch of so many bytes goes into a new segment.
+func (p *partition) mustRoll(size int64) bool {
+	active := p.log.ActiveSize()
+	return active > 0 && active+size > p.cfg.SegmentBytes
+}

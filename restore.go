@@ -1,0 +1,395 @@
+package idempotence
+
+import (
+	"fmt"
+	"hash/crc32"
+	"io"
+	"math"
+)
+
+// This file reads snapshots. It believes nothing that they say before it is
+// known to be possible, and changes nothing before everything has been read:
+// the state is built aside and put in place at the end.
+
+// Returned by [ProducerStateManager.Restore] and
+// [ProducerStateManager.RestoreKafka]. The state is as it was.
+var (
+	// ErrCorruptSnapshot: what was read is not a snapshot, or not as it was
+	// written: it is cut off or too long, the checksum is wrong, or it says what
+	// cannot be. The broker takes an older snapshot, as [SnapshotDir.Load] does,
+	// or rebuilds the state from the whole log.
+	ErrCorruptSnapshot error = &reason{text: "corrupt snapshot", code: codeKafkaStorageError}
+
+	// ErrSnapshotVersion: the snapshot has a version that this library does not
+	// know: a newer one has written it. The broker does as for a corrupt one,
+	// which it also is to whoever does not tell the two apart.
+	ErrSnapshotVersion error = &reason{text: "unknown version of snapshot", code: codeKafkaStorageError, wider: ErrCorruptSnapshot}
+
+	// ErrSnapshotLog: the snapshot is whole, but of another log: its identity is
+	// not Config.LogID. A broker that finds one in a log's directory has mixed
+	// its directories up, or a topic was deleted and created again under the
+	// same name; the snapshot must not be used.
+	ErrSnapshotLog error = &reason{text: "snapshot of another log", code: codeKafkaStorageError}
+)
+
+// Restore replaces the state by that of a snapshot which WriteTo wrote, read
+// from r to its end. The snapshot's end offset is the manager's EndOffset
+// afterwards: what the log has from there on must be replayed before anything is
+// judged.
+//
+// On any error the state is untouched: ErrCorruptSnapshot, ErrSnapshotVersion,
+// ErrSnapshotLog, or the error that r returned, wrapped. Memory is taken as the
+// bytes come in, whatever count they announce.
+//
+// Of the former state remains MaxProducerID, if it is the higher one, the time
+// of the last Expire, if it is the later one, and the counts of Stats. Open
+// reservations are abandoned. Where the snapshot has more producers than
+// Config.MaxProducers, the least recently active ones are forgotten.
+//
+// Safe for concurrent use. It holds the lock only at the end, for a time that
+// does not depend on the number of producers.
+func (m *ProducerStateManager) Restore(r io.Reader) error {
+	n, err := m.read(r)
+	if err != nil {
+		return err
+	}
+	m.replaceBy(n)
+	return nil
+}
+
+// read returns a manager with the same Config and the state of a snapshot.
+func (m *ProducerStateManager) read(r io.Reader) (*ProducerStateManager, error) {
+	d := newSnapshotDecoder(r)
+	n := New(m.cfg)
+	logID := n.decode(d)
+	if none := [16]byte{}; d.err == nil && logID != m.cfg.LogID && logID != none && m.cfg.LogID != none {
+		d.err = fmt.Errorf("%w: it is of log %x, this is log %x", ErrSnapshotLog, logID, m.cfg.LogID)
+	}
+	return n, d.err
+}
+
+// replaceBy makes the state of n, which nobody else knows, that of m.
+func (m *ProducerStateManager) replaceBy(n *ProducerStateManager) {
+	if limit := m.cfg.MaxProducers; limit > 0 {
+		n.evictDownTo(limit, math.MaxInt)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.forgetFlights()
+	if n.activity.now.before(m.activity.now) {
+		n.activity.now = m.activity.now
+	}
+	m.table, m.activity = n.table, n.activity
+	m.endOffset, m.lastMarker, m.forgotAt, m.inexact = n.endOffset, n.lastMarker, n.forgotAt, n.inexact
+	m.maxProducerID = max(m.maxProducerID, n.maxProducerID)
+	m.stats.Evicted += n.stats.Evicted
+}
+
+// decode fills an empty manager, and returns the identity of the log. What went
+// wrong is in d.
+func (m *ProducerStateManager) decode(d *snapshotDecoder) (logID [16]byte) {
+	head := d.head()
+	times, producers := d.uint32(), d.uint32()
+	m.endOffset, m.maxProducerID = head.endOffset, head.maxProducerID
+	m.lastMarker, m.forgotAt, m.inexact = head.lastMarker, head.forgotAt, head.inexact
+	m.activity.now = head.now
+	m.decodeTimes(d, times, producers)
+	rows := filler{t: &m.table, left: producers}
+	m.decodeProducers(d, &rows, producers)
+	sum := d.checksum()
+	d.requireSum(sum, d.uint32())
+	d.finish(&rows)
+	return head.logID
+}
+
+// finish makes the rows fit to be looked up, if nothing was wrong.
+func (d *snapshotDecoder) finish(rows *filler) {
+	if d.err != nil {
+		return
+	}
+	if twice := rows.done(); twice != nil {
+		d.fail("producer %d is in it twice", twice.id)
+	}
+}
+
+// decodeTimes reads the times as marks, and makes the mark of those active since
+// the last one the current one.
+func (m *ProducerStateManager) decodeTimes(d *snapshotDecoder, times, producers uint32) {
+	a := &m.activity
+	rest := producers
+	for i := range times {
+		k := d.mark()
+		if d.err != nil {
+			return
+		}
+		if k.producers == 0 || k.producers > rest || i > 0 && compareTimes(a.marks[i-1], k) >= 0 {
+			d.fail("time %d is %d of %d producers, in disorder or without any", i, k.producers, rest)
+			return
+		}
+		rest -= k.producers
+		a.marks = append(a.marks, k)
+	}
+	if producers > 0 {
+		a.ahead = times > 0 && a.now.before(a.marks[times-1].at())
+		a.marks = append(a.marks, mark{producers: rest})
+		a.current = times
+	}
+}
+
+// decodeProducers reads the producers, each into a row of its own, so that the
+// rows are in the order of the list.
+func (m *ProducerStateManager) decodeProducers(d *snapshotDecoder, rows *filler, producers uint32) {
+	a := &m.activity
+	of, left := uint32(0), uint32(0)
+	for i := range producers {
+		if d.err != nil {
+			return
+		}
+		for ; left == 0; of++ {
+			left = a.marks[of].producers
+		}
+		left--
+		b := d.peek(producerLimit)
+		if len(b) < producerSize {
+			d.cutOff(producerSize)
+			return
+		}
+		p := rows.add(int64(littleEndian.Uint64(b)))
+		size := p.decode(b)
+		if d.skip(size); size == 0 || p.id > m.maxProducerID || !p.endsBy(m.endOffset) {
+			d.fail("producer %d, number %d of %d, cannot be like that: %+v", p.id, i, producers, p.window)
+		}
+		p.mark = of - 1
+		p.older, p.newer = link(i), link(i+2)
+	}
+	if producers > 0 {
+		m.table.at(producers - 1).newer = 0
+		a.idle = list{oldest: linkTo(0), newest: linkTo(producers - 1)}
+		m.parkOldest()
+	}
+}
+
+// decode reads all but the id of a producer that append has appended, and returns
+// how many bytes it took: more than there are in b if it is cut off, and none if
+// it cannot be like that. It requires producerSize bytes.
+func (p *producer) decode(b []byte) int {
+	p.coordinatorEpoch = int32(littleEndian.Uint32(b[8:]))
+	p.epoch = int16(littleEndian.Uint16(b[12:]))
+	flags, batches := b[14], b[15]
+	if p.id < 0 || p.epoch < 0 || p.coordinatorEpoch < noCoordinator || flags&^flagsKnown != 0 || batches > WindowSize {
+		return 0
+	}
+	p.setFlags(flags)
+	size := producerSize
+	if flags&flagTxn != 0 {
+		size += txnSize
+	}
+	at := size
+	if size += int(batches) * entrySize; size > len(b) {
+		return size
+	}
+	p.txnFirst = noTxn
+	if flags&flagTxn != 0 {
+		if p.txnFirst = int64(littleEndian.Uint64(b[producerSize:])); p.txnFirst < 0 {
+			return 0
+		}
+	}
+	for last := noOffset; at < size; at += entrySize {
+		e := entry{span(littleEndian.Uint64(b[at:])), int64(littleEndian.Uint64(b[at+8:]))}
+		if !e.wellFormed() || e.baseOffset <= last {
+			return 0
+		}
+		p.window.refill(e.span, e.baseOffset)
+		last = e.baseOffset
+	}
+	return size
+}
+
+func (p *producer) setFlags(flags byte) {
+	p.window.rolled = flags&flagRolled != 0
+	if flags&flagEpoch != 0 {
+		p.past |= pastEpoch
+	}
+	if flags&flagMarker != 0 {
+		p.past |= pastMarker
+	}
+}
+
+// wellFormed reports whether a batch can be like that.
+func (e *entry) wellFormed() bool {
+	return e.span.first() >= 0 && e.span.count() >= 1 && roomAt(e.baseOffset, e.span.count())
+}
+
+// snapshotDecoder reads in chunks, and sums them up. It turns bad once, and
+// then gives zeros.
+type snapshotDecoder struct {
+	r          io.Reader
+	buf        []byte
+	start, end int // of what is in buf and not taken yet
+	summed     int // of buf
+	sum        uint32
+	readErr    error // of r
+	err        error
+}
+
+func newSnapshotDecoder(r io.Reader) *snapshotDecoder {
+	return &snapshotDecoder{r: r, buf: make([]byte, snapshotChunk)}
+}
+
+// fail notes the first thing that is wrong.
+func (d *snapshotDecoder) fail(format string, args ...any) {
+	if d.err == nil {
+		d.err = fmt.Errorf("%w: %s", ErrCorruptSnapshot, fmt.Sprintf(format, args...))
+	}
+}
+
+// peek returns what is next: n bytes or more, or all that is left.
+func (d *snapshotDecoder) peek(n int) []byte {
+	if d.end-d.start < n {
+		d.fill(n)
+	}
+	return d.buf[d.start:d.end]
+}
+
+// skip passes over n bytes. It fails if there are no more as many.
+func (d *snapshotDecoder) skip(n int) {
+	if n > d.end-d.start {
+		d.cutOff(n)
+		return
+	}
+	d.start += n
+}
+
+// take returns the next n bytes, which are good until the next peek, or nil.
+func (d *snapshotDecoder) take(n int) []byte {
+	b := d.peek(n)
+	if d.skip(n); d.err != nil {
+		return nil
+	}
+	return b[:n]
+}
+
+// fill makes n bytes lie in buf, if they come. It requires that n fits.
+func (d *snapshotDecoder) fill(n int) {
+	d.checksum()
+	d.end = copy(d.buf, d.buf[d.start:d.end])
+	d.start, d.summed = 0, 0
+	for idle := 0; d.end < n && d.readErr == nil; idle++ {
+		var got int
+		got, d.readErr = d.r.Read(d.buf[d.end:])
+		d.end += got
+		if got > 0 {
+			idle = 0
+		} else if idle == maxEmptyReads && d.readErr == nil {
+			d.readErr = io.ErrNoProgress
+		}
+	}
+}
+
+// cutOff notes why n more bytes did not come.
+func (d *snapshotDecoder) cutOff(n int) {
+	if d.readErr == io.EOF {
+		d.fail("it ends after %d bytes of the next %d", d.end-d.start, n)
+	} else if d.err == nil {
+		d.err = fmt.Errorf("idempotence: reading a snapshot: %w", d.readErr)
+	}
+}
+
+// checksum returns the sum of all that was taken.
+func (d *snapshotDecoder) checksum() uint32 {
+	d.sum = crc32.Update(d.sum, castagnoli, d.buf[d.summed:d.start])
+	d.summed = d.start
+	return d.sum
+}
+
+// sumFromHere leaves out of the sum what was taken so far.
+func (d *snapshotDecoder) sumFromHere() {
+	d.checksum()
+	d.sum = 0
+}
+
+// requireSum fails if the checksum is another than what was read says, or if
+// anything follows.
+func (d *snapshotDecoder) requireSum(sum, want uint32) {
+	if sum != want {
+		d.fail("its checksum is %08x, that of its bytes is %08x", want, sum)
+	}
+	d.requireEnd()
+}
+
+// requireEnd fails if there is another byte.
+func (d *snapshotDecoder) requireEnd() {
+	if len(d.peek(1)) > 0 {
+		d.fail("bytes follow its end")
+	} else if d.readErr != io.EOF {
+		d.cutOff(1)
+	}
+}
+
+// verifySnapshot returns an error if a snapshot has not the bytes that were
+// written. What they say it does not look at.
+func verifySnapshot(r io.Reader) error {
+	d := newSnapshotDecoder(r)
+	d.version()
+	for len(d.peek(snapshotChunk)) == snapshotChunk {
+		d.skip(snapshotChunk - checksumSize)
+	}
+	d.skip(max(0, d.end-d.start-checksumSize))
+	sum := d.checksum()
+	d.requireSum(sum, d.uint32())
+	return d.err
+}
+
+func (d *snapshotDecoder) uint32() uint32 {
+	if b := d.take(4); b != nil {
+		return littleEndian.Uint32(b)
+	}
+	return 0
+}
+
+func (d *snapshotDecoder) int64() int64 {
+	if b := d.take(8); b != nil {
+		return int64(littleEndian.Uint64(b))
+	}
+	return 0
+}
+
+func (d *snapshotDecoder) instant() instant {
+	i := instant{d.int64(), int32(d.uint32())}
+	if i.ns < 0 || int64(i.ns) >= nsPerMilli {
+		d.fail("a time has %d nanoseconds in a millisecond", i.ns)
+	}
+	return i
+}
+
+func (d *snapshotDecoder) mark() mark {
+	i := d.instant()
+	return mark{ms: i.ms, ns: i.ns, producers: d.uint32()}
+}
+
+// version reads what every version begins with.
+func (d *snapshotDecoder) version() {
+	if b := d.take(len(snapshotMagic)); b != nil && string(b) != snapshotMagic {
+		d.fail("it begins with %x", b)
+	}
+	if v := d.uint32(); v != snapshotVersion && d.err == nil {
+		d.err = fmt.Errorf("%w: %d, known is %d", ErrSnapshotVersion, v, snapshotVersion)
+	}
+}
+
+// head reads the header up to the counts.
+func (d *snapshotDecoder) head() snapshotHead {
+	d.version()
+	var h snapshotHead
+	copy(h.logID[:], d.take(len(h.logID)))
+	h.endOffset, h.maxProducerID, h.lastMarker, h.forgotAt = d.int64(), d.int64(), d.int64(), d.int64()
+	h.now = d.instant()
+	flags := d.uint32()
+	h.inexact = flags&flagInexact != 0
+	if h.endOffset < 0 || h.maxProducerID < NoProducerID || h.lastMarker < noOffset || h.lastMarker >= h.endOffset ||
+		h.forgotAt < 0 || h.forgotAt > h.endOffset || flags&^flagInexact != 0 {
+		d.fail("end offset %d, highest producer id %d, last marker at %d, forgot at %d, flags %#x",
+			h.endOffset, h.maxProducerID, h.lastMarker, h.forgotAt, flags)
+	}
+	return h
+}
