@@ -3,7 +3,10 @@ package idempotence
 import (
 	"bytes"
 	"errors"
+	"math"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 )
@@ -179,5 +182,46 @@ func TestSaveOfEarlierSnapshotKeepsLater(t *testing.T) {
 	settled(t, dir.Save(m.Snapshot()), dir.Save(early))
 	if end := loaded(t, dir, 2); end != 2 {
 		t.Errorf("loaded the snapshot of %d, want that of 2", end)
+	}
+}
+
+// Other files in the directory are left alone, also such as end like those of a
+// Save that was cut off.
+func TestOpenSnapshotDirLeavesOtherFilesAlone(t *testing.T) {
+	path := t.TempDir()
+	others := filepath.Join(path, "backup"+temporarySuffix)
+	own := filepath.Join(path, "00000000000000000100"+temporarySuffix)
+	settled(t, os.WriteFile(others, nil, 0o644), os.WriteFile(own, nil, 0o644))
+	dir, err := OpenSnapshotDir(path, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	if _, err := os.Stat(others); err != nil {
+		t.Errorf("a file that no Save has made: %v", err)
+	}
+	if _, err := os.Stat(own); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a file that a Save has left: %v, want it removed", err)
+	}
+}
+
+// A time so far away that its milliseconds do not fit an int64 is still past or
+// future, and not the other one.
+func TestExpireAtTimesBeyondMilliseconds(t *testing.T) {
+	for _, tt := range []struct {
+		now  time.Time
+		want int
+	}{
+		{time.UnixMilli(math.MinInt64).Add(-time.Hour), 0},
+		{time.Unix(-1<<62, 0), 0},
+		{time.UnixMilli(math.MaxInt64).Add(time.Hour), 1},
+		{time.Unix(1<<62, 0), 1},
+	} {
+		m := New(Config{})
+		settled(t, m.Commit(31, 0, 0, 1, 0))
+		m.Expire(time.Unix(1e9, 0))
+		if got := m.Expire(tt.now); got != tt.want {
+			t.Errorf("Expire at %v forgets %d, want %d", tt.now, got, tt.want)
+		}
 	}
 }

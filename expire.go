@@ -36,7 +36,15 @@ const nsPerMilli = int64(time.Millisecond)
 // given, also by a clock of a test that starts in the year 1.
 const longAgo = math.MinInt64
 
+// instantOf returns the instant of t, or the first or last one there is: beyond
+// them, 292 million years from now, milliseconds would wrap around.
 func instantOf(t time.Time) instant {
+	switch seconds := t.Unix(); {
+	case seconds >= math.MaxInt64/1000:
+		return instant{math.MaxInt64, int32(nsPerMilli - 1)}
+	case seconds <= math.MinInt64/1000:
+		return instant{ms: longAgo}
+	}
 	return instant{ms: t.UnixMilli(), ns: int32(int64(t.Nanosecond()) % nsPerMilli)}
 }
 

@@ -124,7 +124,7 @@ func (d *SnapshotDir) open() error {
 func (d *SnapshotDir) removeTemporary() error {
 	names, err := d.fs.list(d.path)
 	for _, name := range names {
-		if strings.HasSuffix(name, temporarySuffix) {
+		if isTemporary(name) {
 			err = errors.Join(err, d.fs.remove(filepath.Join(d.path, name)))
 		}
 	}
@@ -389,6 +389,13 @@ func parseSnapshotName(name string) (int64, bool) {
 	}
 	offset, err := strconv.ParseInt(digits, 10, 64)
 	return offset, err == nil
+}
+
+// isTemporary reports whether a file is a snapshot that is not whole yet.
+func isTemporary(name string) bool {
+	digits, ok := strings.CutSuffix(name, temporarySuffix)
+	_, named := parseSnapshotName(digits + snapshotSuffix)
+	return ok && named
 }
 
 // fileSystem is what a SnapshotDir does to the disk, each step a method, so that
