@@ -1,0 +1,144 @@
+package idempotence
+
+import (
+	"iter"
+	"slices"
+	"time"
+)
+
+// This file is for looking in: counts, and copies of what is remembered. Nothing
+// in it changes anything.
+
+// Len returns how many producers are remembered. Safe for concurrent use.
+func (m *ProducerStateManager) Len() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return int(m.table.rows)
+}
+
+// MaxProducerID returns the highest producer id that was ever remembered, or
+// NoProducerID if none was. Whoever hands out producer ids must stay above it:
+// two sessions under one id cannot be told apart. Safe for concurrent use.
+func (m *ProducerStateManager) MaxProducerID() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.maxProducerID
+}
+
+// Stats counts the answers that a manager has given since New. The answers of
+// Check and Reserve and the refusals of Commit count alike.
+type Stats struct {
+	Accepted   uint64 // batches committed and visible, those without a producer id included
+	Duplicate  uint64 // retries recognised by Check and Reserve
+	OutOfOrder uint64 // ErrOutOfOrderSequence and, from Commit, ErrDuplicateSequence and ErrOffsetOrder
+	Unknown    uint64 // ErrUnknownProducer
+	Fenced     uint64 // ErrFenced
+	Invalid    uint64 // ErrInvalidBatch
+	InFlight   uint64 // ErrInFlight
+	Expired    uint64 // producers forgotten by Expire
+	Evicted    uint64 // producers forgotten for Config.MaxProducers
+}
+
+// count counts a refusal.
+func (s *Stats) count(why error) {
+	switch why {
+	case ErrInvalidBatch:
+		s.Invalid++
+	case ErrUnknownProducer:
+		s.Unknown++
+	case ErrFenced:
+		s.Fenced++
+	default:
+		s.OutOfOrder++
+	}
+}
+
+// Stats returns the counts so far, as a copy. It does not allocate. Safe for
+// concurrent use.
+func (m *ProducerStateManager) Stats() Stats {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.stats
+}
+
+// ProducerState is what is remembered of one producer, as a copy: changing it
+// changes nothing else.
+type ProducerState struct {
+	ProducerID int64
+	// Epoch is the current epoch, in 0..32767. Batches of an older one are
+	// fenced.
+	Epoch int16
+	// Window holds the newest batches of this epoch, oldest first, at most
+	// WindowSize of them. It is empty for a producer known only by its epoch.
+	Window []BatchMetadata
+	// LastActivity is the time of the call of Expire that first counted the
+	// producer's newest batch or marker; zero until there was one.
+	LastActivity time.Time
+	// InTransaction says that a transaction is open. It began with the batch
+	// at TransactionOffset, which is 0 otherwise.
+	InTransaction     bool
+	TransactionOffset int64
+	// Marked says that a transaction marker of the producer was seen.
+	// CoordinatorEpoch is then the highest that one carried, and 0 otherwise.
+	// (Kafka has -1 for none.)
+	Marked           bool
+	CoordinatorEpoch int32
+	// InFlight is how many batches are reserved and not yet visible.
+	InFlight int
+}
+
+// view copies the producer for a reader, with the marks that it refers to.
+func (p *producer) view(marks []mark, current uint32) ProducerState {
+	s := ProducerState{
+		ProducerID:    p.id,
+		Epoch:         p.epoch,
+		Window:        p.window.appendTo(make([]BatchMetadata, 0, p.window.count)),
+		InTransaction: p.txnFirst != noTxn,
+		Marked:        p.coordinatorEpoch != noCoordinator,
+	}
+	s.TransactionOffset = max(p.txnFirst, 0)
+	s.CoordinatorEpoch = max(p.coordinatorEpoch, 0)
+	if p.mark != current {
+		s.LastActivity = marks[p.mark].at().time()
+	}
+	return s
+}
+
+// Producer returns what is remembered of a producer, as a copy, and whether
+// anything is. It allocates the Window. Safe for concurrent use.
+func (m *ProducerStateManager) Producer(pid int64) (ProducerState, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.table.find(pid)
+	if p == nil {
+		return ProducerState{}, false
+	}
+	s := p.view(m.activity.marks, m.activity.current)
+	if p.lane != 0 {
+		s.InFlight = int(m.inFlight.lanes[p.lane-1].count)
+	}
+	return s, true
+}
+
+// Producers returns a sequence of everything remembered, in the order of
+// producer ids. Each walk over it sees the state of the moment it starts. The
+// states are copies, so it allocates their Windows, and some 20 to 40 bytes for
+// each producer to put them in order. Safe for concurrent use: the walk holds no
+// lock while it yields, so its body may call the manager.
+func (m *ProducerStateManager) Producers() iter.Seq[ProducerState] {
+	return func(yield func(ProducerState) bool) {
+		m.mu.Lock()
+		all := m.table.freeze()
+		marks, current := slices.Clone(m.activity.marks), m.activity.current
+		counts := m.inFlightCounts()
+		m.mu.Unlock()
+		for _, row := range all.byID() {
+			p := all.at(row)
+			s := p.view(marks, current)
+			s.InFlight = counts.of(p)
+			if !yield(s) {
+				return
+			}
+		}
+	}
+}
