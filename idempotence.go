@@ -172,6 +172,9 @@ type ProducerStateManager struct {
 	// producer than its window does: a marker, or the last record of a batch
 	// without sequences. It is noOffset where there was none.
 	lastMarker int64
+	// reach is the end of the log when the snapshot was taken that was restored
+	// last, or 0. Until a replay has come so far, the state is not whole.
+	reach int64
 	// forgotAt is the end offset when a producer was last forgotten, or 0.
 	forgotAt int64
 	// inexact is set once what is remembered may differ from what a rebuild

@@ -35,7 +35,7 @@ var (
 // Restore replaces the state by that of a snapshot which WriteTo wrote, read
 // from r to its end. The snapshot's end offset is the manager's EndOffset
 // afterwards: what the log has from there on must be replayed before anything is
-// judged.
+// judged. The log must not have become shorter than the snapshot's LogEnd.
 //
 // On any error the state is untouched: ErrCorruptSnapshot, ErrSnapshotVersion,
 // ErrSnapshotLog, or the error that r returned, wrapped. Memory is taken as the
@@ -80,7 +80,8 @@ func (m *ProducerStateManager) replaceBy(n *ProducerStateManager) {
 		n.activity.now = m.activity.now
 	}
 	m.table, m.activity = n.table, n.activity
-	m.endOffset, m.lastMarker, m.forgotAt, m.inexact = n.endOffset, n.lastMarker, n.forgotAt, n.inexact
+	m.endOffset, m.reach = n.endOffset, n.reach
+	m.lastMarker, m.forgotAt, m.inexact = n.lastMarker, n.forgotAt, n.inexact
 	m.maxProducerID = max(m.maxProducerID, n.maxProducerID)
 	m.stats.Evicted += n.stats.Evicted
 }
@@ -91,7 +92,7 @@ func (m *ProducerStateManager) decode(d *snapshotDecoder) (logID [16]byte) {
 	head := d.head()
 	times, producers := d.uint32(), d.uint32()
 	m.endOffset, m.maxProducerID = head.endOffset, head.maxProducerID
-	m.lastMarker, m.forgotAt, m.inexact = head.lastMarker, head.forgotAt, head.inexact
+	m.reach, m.lastMarker, m.forgotAt, m.inexact = head.logEnd, head.lastMarker, head.forgotAt, head.inexact
 	m.activity.now = head.now
 	m.decodeTimes(d, times, producers)
 	rows := filler{t: &m.table, left: producers}
@@ -388,14 +389,15 @@ func (d *snapshotDecoder) head() snapshotHead {
 	d.version()
 	var h snapshotHead
 	copy(h.logID[:], d.take(len(h.logID)))
-	h.endOffset, h.maxProducerID, h.lastMarker, h.forgotAt = d.int64(), d.int64(), d.int64(), d.int64()
+	h.endOffset, h.logEnd = d.int64(), d.int64()
+	h.maxProducerID, h.lastMarker, h.forgotAt = d.int64(), d.int64(), d.int64()
 	h.now = d.instant()
 	flags := d.uint32()
 	h.inexact = flags&flagInexact != 0
-	if h.endOffset < 0 || h.maxProducerID < NoProducerID || h.lastMarker < noOffset || h.lastMarker >= h.endOffset ||
+	if h.endOffset < 0 || h.logEnd < h.endOffset || h.maxProducerID < NoProducerID || h.lastMarker < noOffset || h.lastMarker >= h.endOffset ||
 		h.forgotAt < 0 || h.forgotAt > h.endOffset || flags&^flagInexact != 0 {
-		d.fail("end offset %d, highest producer id %d, last marker at %d, forgot at %d, flags %#x",
-			h.endOffset, h.maxProducerID, h.lastMarker, h.forgotAt, flags)
+		d.fail("end offset %d of a log that ends at %d, highest producer id %d, last marker at %d, forgot at %d, flags %#x",
+			h.endOffset, h.logEnd, h.maxProducerID, h.lastMarker, h.forgotAt, flags)
 	}
 	return h
 }

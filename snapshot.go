@@ -23,15 +23,16 @@ import (
 //	     4     4  version, 1
 //	     8    16  identity of the log, or zeros
 //	    24     8  end offset
-//	    32     8  highest producer id ever remembered, or -1
-//	    40     8  offset of the last marker, or -1
-//	    48     8  end offset when a producer was last forgotten, or 0
-//	    56     8  time of the last Expire, milliseconds since 1970
-//	    64     4  and nanoseconds within the millisecond, in 0..999999
-//	    68     4  flags: 1 Truncate can no longer be exact
-//	    72     4  number of times, T
-//	    76     4  number of producers, P
-//	    80  16*T  times of activity, rising
+//	    32     8  end of the log when it was taken, not below the end offset
+//	    40     8  highest producer id ever remembered, or -1
+//	    48     8  offset of the last marker, or -1
+//	    56     8  end offset when a producer was last forgotten, or 0
+//	    64     8  time of the last Expire, milliseconds since 1970
+//	    72     4  and nanoseconds within the millisecond, in 0..999999
+//	    76     4  flags: 1 Truncate can no longer be exact
+//	    80     4  number of times, T
+//	    84     4  number of producers, P
+//	    88  16*T  times of activity, rising
 //	              +0  8  milliseconds since 1970
 //	              +8  4  nanoseconds within the millisecond
 //	             +12  4  how many producers were last active then, 1 or more
@@ -67,7 +68,7 @@ const (
 	snapshotMagic   = "idps"
 	snapshotVersion = 1
 
-	headerSize   = 80
+	headerSize   = 88
 	timeSize     = 16
 	producerSize = 16
 	txnSize      = 8
@@ -113,6 +114,7 @@ type Snapshot struct {
 type snapshotHead struct {
 	logID         [16]byte
 	endOffset     int64
+	logEnd        int64
 	maxProducerID int64
 	lastMarker    int64
 	forgotAt      int64
@@ -145,6 +147,7 @@ func (m *ProducerStateManager) Snapshot() *Snapshot {
 		head: snapshotHead{
 			logID:         m.cfg.LogID,
 			endOffset:     end,
+			logEnd:        max(m.endOffset, m.reach),
 			maxProducerID: m.maxProducerID,
 			lastMarker:    min(m.lastMarker, end-1),
 			forgotAt:      min(m.forgotAt, end),
@@ -166,6 +169,14 @@ func (s *Snapshot) EndOffset() int64 { return s.head.endOffset }
 
 // stale reports whether the log was cut since.
 func (s *Snapshot) stale() bool { return s.cuts.Load() != s.cutsBefore }
+
+// LogEnd returns the end offset of the log when the snapshot was taken. It lies
+// past EndOffset only where something was in flight, and then the snapshot is
+// good for a log that still reaches so far, and not for one that a crash or a cut
+// has made shorter: what the windows have dropped meanwhile is not known at
+// EndOffset. [SnapshotDir.Load] sees to that; whoever keeps snapshots elsewhere
+// keeps this number with them.
+func (s *Snapshot) LogEnd() int64 { return s.head.logEnd }
 
 // LogID returns the identity of the log, as it was in Config.
 func (s *Snapshot) LogID() [16]byte { return s.head.logID }
@@ -316,6 +327,7 @@ func (h *snapshotHead) append(b []byte) []byte {
 	b = littleEndian.AppendUint32(b, snapshotVersion)
 	b = append(b, h.logID[:]...)
 	b = littleEndian.AppendUint64(b, uint64(h.endOffset))
+	b = littleEndian.AppendUint64(b, uint64(h.logEnd))
 	b = littleEndian.AppendUint64(b, uint64(h.maxProducerID))
 	b = littleEndian.AppendUint64(b, uint64(h.lastMarker))
 	b = littleEndian.AppendUint64(b, uint64(h.forgotAt))

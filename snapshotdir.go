@@ -271,16 +271,20 @@ func (d *SnapshotDir) Load(m *ProducerStateManager, logEnd int64) (LoadResult, e
 	if err != nil {
 		return res, fmt.Errorf("idempotence: loading a snapshot: %w", err)
 	}
-	if err := d.drop(offsets, logEnd); err != nil {
+	if err := d.drop(offsets, func(offset int64) bool { return offset > logEnd }); err != nil {
 		res.PassedOver = append(res.PassedOver, fmt.Errorf("removing what is past offset %d: %w", logEnd, err))
 	}
 	var unread error
-	for _, offset := range offsets {
+	for i, offset := range offsets {
 		if offset > logEnd {
 			continue
 		}
-		err := d.load(m, offset)
-		if err == nil {
+		err := d.load(m, offset, logEnd)
+		if errors.Is(err, errPastLogEnd) {
+			if err = d.drop(offsets[i:i+1], func(int64) bool { return true }); err == nil {
+				continue
+			}
+		} else if err == nil {
 			res.Found, res.EndOffset = true, offset
 			return res, nil
 		}
@@ -292,8 +296,11 @@ func (d *SnapshotDir) Load(m *ProducerStateManager, logEnd int64) (LoadResult, e
 	return res, unread
 }
 
+// errPastLogEnd says that a snapshot was taken when the log was longer.
+var errPastLogEnd = errors.New("idempotence: log is shorter than when the snapshot was taken")
+
 // load restores one snapshot.
-func (d *SnapshotDir) load(m *ProducerStateManager, offset int64) error {
+func (d *SnapshotDir) load(m *ProducerStateManager, offset, logEnd int64) error {
 	f, err := d.fs.open(d.name(offset))
 	if err != nil {
 		return err
@@ -307,12 +314,15 @@ func (d *SnapshotDir) load(m *ProducerStateManager, offset int64) error {
 		return fmt.Errorf("%w: its end offset is %d, its name says %d", ErrCorruptSnapshot, n.endOffset, offset)
 	}
 	d.intact[offset] = true
+	if n.reach > logEnd {
+		return errPastLogEnd
+	}
 	m.replaceBy(n)
 	return nil
 }
 
-// DropAfter removes the snapshots with an end offset past to, since the log was
-// cut to end there: call it after [ProducerStateManager.Truncate] and before
+// DropAfter removes the snapshots that were taken when the log reached past to,
+// since it was cut to end there: call it after [ProducerStateManager.Truncate] and before
 // anything is appended, or they would be taken for snapshots of what is appended
 // then. After [ProducerStateManager.Reset], call it with -1. They are gone from
 // the disk when it returns without an error.
@@ -322,7 +332,9 @@ func (d *SnapshotDir) load(m *ProducerStateManager, offset int64) error {
 func (d *SnapshotDir) DropAfter(to int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.dropAfter(to); err != nil {
+	offsets, err := d.endOffsets()
+	err = errors.Join(err, d.drop(offsets, func(offset int64) bool { return offset > to || d.logEnd(offset) > to }))
+	if err != nil {
 		return fmt.Errorf("idempotence: dropping snapshots past offset %d: %w", to, err)
 	}
 	return nil
@@ -331,14 +343,29 @@ func (d *SnapshotDir) DropAfter(to int64) error {
 // dropAfter is DropAfter. Requires mu held.
 func (d *SnapshotDir) dropAfter(to int64) error {
 	offsets, err := d.endOffsets()
-	return errors.Join(err, d.drop(offsets, to))
+	return errors.Join(err, d.drop(offsets, func(offset int64) bool { return offset > to }))
 }
 
-// drop removes those of the snapshots that are past to.
-func (d *SnapshotDir) drop(offsets []int64, to int64) (err error) {
+// logEnd returns the end of the log when a snapshot was taken, which may lie past
+// its end offset, or that where it cannot be read: Load will find out.
+func (d *SnapshotDir) logEnd(offset int64) int64 {
+	f, err := d.fs.open(d.name(offset))
+	if err != nil {
+		return offset
+	}
+	defer f.Close()
+	dec := newSnapshotDecoder(f)
+	if head := dec.head(); dec.err == nil {
+		return head.logEnd
+	}
+	return offset
+}
+
+// drop removes those of the snapshots that are past the end of the log.
+func (d *SnapshotDir) drop(offsets []int64, past func(offset int64) bool) (err error) {
 	dropped := false
 	for _, offset := range offsets {
-		if offset > to {
+		if past(offset) {
 			err = errors.Join(err, d.remove(offset))
 			dropped = true
 		}

@@ -52,6 +52,7 @@ func (m *ProducerStateManager) truncate(to int64) {
 	m.endOffset = to
 	m.lastMarker = min(m.lastMarker, to-1)
 	m.forgotAt = min(m.forgotAt, to)
+	m.reach = min(m.reach, to)
 	// From the last row down, since forgetting one moves the last row, which
 	// has been looked at, into its place.
 	for row := m.table.rows; row > 0; row-- {
@@ -133,5 +134,6 @@ func (m *ProducerStateManager) empty() {
 	m.cuts.Add(1)
 	m.table = newTable()
 	m.activity = activity{now: m.activity.now}
-	m.endOffset, m.lastMarker, m.forgotAt, m.inexact = 0, noOffset, 0, false
+	m.endOffset, m.reach = 0, 0
+	m.lastMarker, m.forgotAt, m.inexact = noOffset, 0, false
 }
