@@ -225,3 +225,17 @@ func TestExpireAtTimesBeyondMilliseconds(t *testing.T) {
 		}
 	}
 }
+
+// The zero ProducerStateManager is not to be used, but it must not hang: without
+// a seed every producer id has the same hash, and no bucket could be split.
+func TestZeroManagerDoesNotHang(t *testing.T) {
+	var m ProducerStateManager
+	for pid := range int64(2000) {
+		if err := m.Commit(pid, 0, 0, 1, pid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if m.Len() != 2000 {
+		t.Errorf("%d producers", m.Len())
+	}
+}

@@ -313,8 +313,8 @@ Hold back the partition's appends during each of these.
     snapshots, restore the newest that is intact and does not lie beyond that end:
     [SnapshotDir.Load] does so and removes those beyond, or
     [ProducerStateManager.Restore] from wherever you keep them. Then play the log
-    to it, from the segment that holds the snapshot's end offset, or the oldest
-    where there is no snapshot, before the partition takes its first batch:
+    to it, from the snapshot's end offset on, or from its beginning where there is
+    no snapshot, before the partition takes its first batch:
     [ProducerStateManager.ReplayLog] for Kafka's segments,
     [ProducerStateManager.Replay] for each batch, and
     [ProducerStateManager.ReplayMarker] for each transaction marker, of any other

@@ -156,7 +156,8 @@ func (b *Batch) span() span { return makeSpan(b.BaseSequence, b.Count) }
 // activity, and the first Expire after a restore looks at each of these times.
 // What ends reservations takes its time for each of them.
 //
-// It must not be copied.
+// It must not be copied, and its zero value is not one that New has made: it takes
+// producer id 0 for one that was seen, for instance.
 type ProducerStateManager struct {
 	// mu protects everything below it.
 	mu    sync.Mutex

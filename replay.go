@@ -207,9 +207,9 @@ func (m *ProducerStateManager) ReplayMarker(k Marker, offset int64) error {
 // ReplayLog replays a log segment, or several in a row, from r: each data batch
 // as [ProducerStateManager.Replay] does, each end-transaction marker as
 // [ProducerStateManager.ReplayMarker] does; everything else only moves the end
-// offset. r must begin at the beginning of a batch. Batches that the manager
-// knows already do no harm, so a broker starts at the segment that holds the
-// end offset of its snapshot.
+// offset. r must begin at the beginning of a batch. Begin it at the end offset of
+// the snapshot, if you can find that in the log; batches that the manager knows
+// already do no harm, but an overlap brings back producers that were forgotten.
 //
 // It reads record batches of format v2 with any compression, which it does not
 // undo, and passes over the older formats. Every checksum is verified, and

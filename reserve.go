@@ -205,7 +205,8 @@ func (l *lane) roomBehind(i uint8, end uint64) bool {
 }
 
 // pipelines is everything about reservations. A manager that never had one has
-// none.
+// none. A lane is used again and never given back, some 300 bytes for as many
+// producers as ever had something in flight at once.
 //
 // Invariants (audited in the tests):
 //  1. A lane is in free, or is that of exactly one producer: the one whose row

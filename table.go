@@ -137,6 +137,9 @@ func (t *table) ownPage(i uint32) *page {
 // insert adds a row for a producer that has none, and returns it zero but for
 // the id.
 func (t *table) insert(pid int64) *producer {
+	if t.index.seed[1] == 0 {
+		t.index = newIndex() // of a manager that was not made with New: without a seed all ids collide
+	}
 	row := t.rows
 	if row%pageRows == 0 {
 		t.pages = append(t.pages, t.newPage(row))
