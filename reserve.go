@@ -98,8 +98,8 @@ type Reservation struct {
 }
 
 // reservationBlock is how many reservations are allocated together. A single one
-// that is kept keeps the block, of 384 bytes.
-const reservationBlock = 16
+// that is kept keeps the block, of 1.5 KiB.
+const reservationBlock = 64
 
 // flight is one batch in flight. Where it has left, done is nil, and the rest
 // means nothing.
@@ -493,12 +493,8 @@ func (m *ProducerStateManager) reserve(b *Batch, p *producer) *Reservation {
 	pl := m.pipelines()
 	n := m.laneFor(b, p)
 	pl.tickets++
-	pl.lanes[n].push(flight{
-		ticket:        pl.tickets,
-		span:          makeSpan(b.BaseSequence, max(b.Count, 0)),
-		floor:         m.endOffset,
-		transactional: b.Transactional,
-	})
+	f := pl.lanes[n].push(makeSpan(b.BaseSequence, max(b.Count, 0)))
+	f.ticket, f.floor, f.transactional = pl.tickets, m.endOffset, b.Transactional
 	r := m.reservation()
 	r.ticket, r.lane = pl.tickets, n
 	return r
@@ -519,14 +515,15 @@ func (m *ProducerStateManager) reservation() *Reservation {
 	return r
 }
 
-// push adds a flight at the end. It requires count < WindowSize. Only the place
-// is reused, whose done is nil, so that no pointer is written.
-func (l *lane) push(f flight) {
-	g := l.at(l.count)
-	g.ticket, g.span, g.floor = f.ticket, f.span, f.floor
-	g.transactional, g.committed = f.transactional, false
+// push adds a flight at the end, and returns it for the rest to be filled in. It
+// requires count < WindowSize. The place is reused, whose done is nil, so that no
+// pointer is written.
+func (l *lane) push(s span) *flight {
+	f := l.at(l.count)
+	f.span, f.committed = s, false
 	l.count++
-	l.next = nextSequence(f.span.last())
+	l.next = nextSequence(s.last())
+	return f
 }
 
 // laneFor returns the lane that a batch belongs in, and opens one where there

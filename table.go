@@ -74,9 +74,10 @@ func (t *table) probe(pid int64) *producer {
 		return nil
 	}
 	hash := t.index.hash(pid)
-	b := t.index.bucket(hash)
-	for i := b.home(hash); ; i = b.after(i) {
-		g := &b.groups[i]
+	groups := t.index.groups[hash>>(64-t.index.depth)]
+	mask := len(groups) - 1
+	for i := int(hash>>30) & mask; ; i = (i + 1) & mask {
+		g := &groups[i]
 		for found := g.matches(tagOf(hash)); found != 0; found &= found - 1 {
 			row := g.rows[lowest(found)]
 			if p := t.at(row); p.id == pid {
