@@ -239,3 +239,25 @@ func TestZeroManagerDoesNotHang(t *testing.T) {
 		t.Errorf("%d producers", m.Len())
 	}
 }
+
+// A producer with an open transaction may be parked by a restore although it has
+// been active since the last Expire. Its next activity must take it back among
+// those that can be forgotten.
+func TestParkedByRestoreComesBack(t *testing.T) {
+	m := New(Config{Expiration: time.Minute})
+	if err := m.CommitBatch(Batch{ProducerID: 31, Count: 1, Transactional: true}, 0); err != nil {
+		t.Fatal(err)
+	}
+	n := restored(t, Config{Expiration: time.Minute}, encoded(t, m))
+	if err := n.CommitBatch(Batch{ProducerID: 31, BaseSequence: 1, Count: 1}, 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.ReplayMarker(Marker{ProducerID: 31, Commit: true}, 2); err != nil {
+		t.Fatal(err)
+	}
+	audit(t, n)
+	n.Expire(time.Unix(1000, 0))
+	if got := n.Expire(time.Unix(2000, 0)); got != 1 {
+		t.Errorf("%d expired, want the one whose transaction has ended", got)
+	}
+}
