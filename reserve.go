@@ -98,8 +98,9 @@ type Reservation struct {
 }
 
 // reservationBlock is how many reservations are allocated together. A single one
-// that is kept keeps the block, of 1.5 KiB.
-const reservationBlock = 64
+// that is kept keeps the block, of 1.5 KiB; one more would not fit into that with
+// the allocator's header.
+const reservationBlock = 63
 
 // flight is one batch in flight. Where it has left, done is nil, and the rest
 // means nothing.

@@ -19,13 +19,15 @@ package idempotence
 //   - where one loses all batches of its newest epoch and had another before,
 //   - where a transaction marker, or a batch without sequences, was cut off,
 //   - where to lies before a point at which producers were forgotten,
-//   - where batches that were in flight may be in the log below to,
-//   - and from then on, and also once a replay has brought back a producer that
-//     was forgotten, until a restore, Reset, or a Truncate to 0.
+//   - and after any of these from then on, and also once a replay has brought back
+//     a producer that was forgotten, until a restore, Reset, or a Truncate to 0;
+//   - where batches that were in flight may be in the log below to, until that is
+//     replayed or cut off.
 //
 // What is left then is safe (no batch that was cut off is answered as a
-// duplicate) but may refuse what a rebuild would accept. The embedder restores
-// the newest snapshot at or before to and replays from there.
+// duplicate) but may refuse what a rebuild would accept, and may accept a first
+// batch anew of which the window is gone. The embedder calls Reset, restores the
+// newest snapshot at or before to and replays from there.
 //
 // It looks at every producer remembered, under the lock. Safe for concurrent
 // use; hold the partition's append lock over the cut and the call.
