@@ -245,7 +245,7 @@ func (c *conn) handle(req kmsg.Request) (kmsg.Response, error) {
 	case *kmsg.InitProducerIDRequest:
 		return c.initProducerID(req), nil
 	case *kmsg.ListOffsetsRequest:
-		return c.listOffsets(req), nil
+		return c.listOffsets(req)
 	case *kmsg.FetchRequest:
 		return c.fetch(req)
 	}
