@@ -49,23 +49,41 @@ func inspect(out io.Writer, paths []string) error {
 
 // inspectDir shows one partition, or all that are in a data directory.
 func inspectDir(out io.Writer, dir string) error {
-	if segments, _ := filepath.Glob(filepath.Join(dir, "*"+logSuffix)); len(segments) > 0 {
+	if len(filesIn(dir, logSuffix)) > 0 {
 		return inspectPartition(out, dir)
 	}
-	segments, _ := filepath.Glob(filepath.Join(dir, "*", "*"+logSuffix))
-	if len(segments) == 0 {
-		return errors.New("no log in it")
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
 	}
-	partitions := make([]string, len(segments))
-	for i, name := range segments {
-		partitions[i] = filepath.Dir(name)
-	}
-	for _, partition := range slices.Compact(partitions) {
+	found := false
+	for _, e := range entries {
+		partition := filepath.Join(dir, e.Name())
+		if len(filesIn(partition, logSuffix)) == 0 {
+			continue
+		}
+		found = true
 		if err := inspectPartition(out, partition); err != nil {
 			return err
 		}
 	}
+	if !found {
+		return errors.New("no log in it")
+	}
 	return nil
+}
+
+// filesIn returns the files of a directory whose names end so, sorted; there
+// are none in what is no directory. Its own name may hold what would be special
+// in a pattern.
+func filesIn(dir, suffix string) (paths []string) {
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), suffix) {
+			paths = append(paths, filepath.Join(dir, e.Name()))
+		}
+	}
+	return paths
 }
 
 // inspectPartition shows what a broker would recover.
@@ -89,9 +107,7 @@ func inspectPartition(out io.Writer, dir string) error {
 // newestSnapshot returns the state of the newest snapshot that is good and not
 // past the end of the log, and the offset from which the log goes on.
 func newestSnapshot(dir string, logEnd int64) (*idempotence.ProducerStateManager, int64) {
-	names, _ := filepath.Glob(filepath.Join(dir, "*"+snapshotSuffix))
-	slices.Sort(names)
-	for _, name := range slices.Backward(names) {
+	for _, name := range slices.Backward(filesIn(dir, snapshotSuffix)) {
 		producers := idempotence.New(idempotence.Config{})
 		p, err := os.ReadFile(name)
 		if err == nil && producers.Restore(bytes.NewReader(p)) == nil && producers.EndOffset() <= logEnd {

@@ -136,16 +136,19 @@ func makeDir(dir string, opts Options) error {
 
 // segmentBases returns the base offsets of the segments in dir, sorted.
 func segmentBases(dir string) ([]int64, error) {
-	names, err := filepath.Glob(filepath.Join(dir, "*.log"))
+	entries, err := os.ReadDir(dir) // and no pattern: dir may hold its special characters
 	if err != nil {
 		return nil, err
 	}
 	var bases []int64
-	for _, name := range names {
+	for _, e := range entries {
+		stem, ok := strings.CutSuffix(e.Name(), ".log")
+		if !ok {
+			continue
+		}
 		var base int64
-		stem := strings.TrimSuffix(filepath.Base(name), ".log")
-		if _, err := fmt.Sscanf(stem, "%d", &base); err != nil || fileName(base) != stem+".log" {
-			return nil, fmt.Errorf("segment: %s is not named after an offset", name)
+		if _, err := fmt.Sscanf(stem, "%d", &base); err != nil || fileName(base) != e.Name() {
+			return nil, fmt.Errorf("segment: %s is not named after an offset", filepath.Join(dir, e.Name()))
 		}
 		bases = append(bases, base)
 	}

@@ -276,3 +276,15 @@ func TestMissingSegmentIsNoticed(t *testing.T) {
 		t.Errorf("Open: %v, want ErrMissing", err)
 	}
 }
+
+// The name of a directory is a name, whatever it would mean as a pattern.
+func TestDirectoryNamedLikeAPattern(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "[1]")
+	l, _ := open(t, dir)
+	fill(t, l, 3, 2)
+	l.Close()
+	again, _ := open(t, dir)
+	if got, want := again.End(), l.End(); got != want {
+		t.Errorf("reopened, the log ends at %d, want %d", got, want)
+	}
+}

@@ -173,7 +173,7 @@ func (c *conn) readFrame() (frame []byte, claimed int64, err error) {
 	if _, err := io.ReadFull(c.net, prefix[4:]); err != nil {
 		return nil, claimed, err
 	}
-	limit, ratio := maxSmallRequest, int64(smallRequestRatio)
+	limit, ratio := maxSmallRequest, smallRequestRatio
 	if kmsg.Key(binary.BigEndian.Uint16(prefix[4:])) == kmsg.Produce {
 		limit, ratio = c.cfg.MaxRequestBytes, 1
 	}
@@ -186,17 +186,22 @@ func (c *conn) readFrame() (frame []byte, claimed int64, err error) {
 	frame = append(make([]byte, 0, min(size, readPiece)), prefix[4:]...)
 	for len(frame) < size {
 		piece := min(size-len(frame), readPiece)
-		if c.requestMemory.Acquire(ctx, int64(piece)*ratio) != nil {
+		if c.requestMemory.Acquire(ctx, int64(piece)) != nil {
 			return nil, claimed, errBusy
 		}
-		claimed += int64(piece) * ratio
+		claimed += int64(piece)
 		n := len(frame)
 		frame = append(frame, make([]byte, piece)...)
 		if _, err := io.ReadFull(c.net, frame[n:]); err != nil {
 			return nil, claimed, err
 		}
 	}
-	return frame, claimed, nil
+	// What decoding takes is claimed only now that there is something to decode.
+	decoded := int64(size * (ratio - 1))
+	if c.requestMemory.Acquire(ctx, decoded) != nil {
+		return nil, claimed, errBusy
+	}
+	return frame, claimed + decoded, nil
 }
 
 // claimFetchMemory claims memory for an answer with n bytes of records: once
@@ -240,7 +245,7 @@ func (c *conn) handle(req kmsg.Request) (kmsg.Response, error) {
 	case *kmsg.InitProducerIDRequest:
 		return c.initProducerID(req), nil
 	case *kmsg.ListOffsetsRequest:
-		return c.listOffsets(req), nil
+		return c.listOffsets(req)
 	case *kmsg.FetchRequest:
 		return c.fetch(req)
 	}

@@ -122,17 +122,23 @@ const (
 
 // listOffsets tells where the log begins, where it ends, and where to start
 // reading for records as late as a point in time.
-func (c *conn) listOffsets(req *kmsg.ListOffsetsRequest) *kmsg.ListOffsetsResponse {
+//
+// Each point in time may take a walk through a segment, and one request may ask
+// for thousands; the end of the broker does not wait for all of them.
+func (c *conn) listOffsets(req *kmsg.ListOffsetsRequest) (*kmsg.ListOffsetsResponse, error) {
 	resp := kmsg.NewPtrListOffsetsResponse()
 	for _, t := range req.Topics {
 		topic := kmsg.NewListOffsetsResponseTopic()
 		topic.Topic = t.Topic
 		for _, p := range t.Partitions {
+			if err := c.closing.Err(); err != nil {
+				return nil, err
+			}
 			topic.Partitions = append(topic.Partitions, c.listOffset(t.Topic, p))
 		}
 		resp.Topics = append(resp.Topics, topic)
 	}
-	return resp
+	return resp, nil
 }
 
 func (c *conn) listOffset(topic string, req kmsg.ListOffsetsRequestTopicPartition) kmsg.ListOffsetsResponseTopicPartition {

@@ -3,6 +3,7 @@ package server_test
 import (
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -204,5 +205,35 @@ func TestListOffsets(t *testing.T) {
 				t.Errorf("unknown partition: %+v", got[1])
 			}
 		}
+	}
+}
+
+// A request for thousands of points in time, each a walk through the segment,
+// does not keep the broker from ending.
+func TestShutdownDuringListOffsets(t *testing.T) {
+	b := start(t, server.Config{NoSync: true})
+	c := b.dial()
+	c.create("t")
+	const batches, times = 3000, 5000
+	for seq := range int32(batches) {
+		c.batch(31, 0, seq, 1)
+	}
+	later := func(b *kmsg.RecordBatch) { b.MaxTimestamp = 2000 }
+	c.produce(produceRequest("t", 0, segmenttest.Edit(segmenttest.Batch(31, 0, batches, "x"), later)))
+
+	p := kmsg.NewListOffsetsRequestTopicPartition()
+	p.Timestamp = 1500
+	req := kmsg.NewPtrListOffsetsRequest()
+	req.Version = 1
+	req.Topics = []kmsg.ListOffsetsRequestTopic{{
+		Topic:      "t",
+		Partitions: slices.Repeat([]kmsg.ListOffsetsRequestTopicPartition{p}, times),
+	}}
+	c.send(req)
+	time.Sleep(100 * time.Millisecond) // it is being served
+	begun := time.Now()
+	b.stop()
+	if took := time.Since(begun); took > 2*time.Second {
+		t.Errorf("the broker took %v to end", took)
 	}
 }

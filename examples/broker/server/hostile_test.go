@@ -149,6 +149,26 @@ func TestAnnouncedRequestsTakeNoMemory(t *testing.T) {
 	}
 }
 
+// Nor do many that announce a request which is small, but counts for much more
+// than its bytes once it is there: nobody waits for them.
+func TestHalfRequestsTakeNoMemory(t *testing.T) {
+	b := start(t, server.Config{MaxRequestBytes: 8 << 20, RequestMemory: 8 << 20})
+	good := b.dial()
+	good.create("t")
+	for range 50 {
+		if _, err := b.dial().nc.Write([]byte{0, 1, 0, 0, 0, 3, 0, 9}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	begun := time.Now()
+	for seq := range int32(20) {
+		wantAnswer(t, "good client", good.batch(31, 0, seq, 1), stored(int64(seq)))
+	}
+	if took := time.Since(begun); took > patience/2 {
+		t.Errorf("half requests held up a good client for %v", took)
+	}
+}
+
 // A limit that another one makes impossible is found at the start.
 func TestConfigIsChecked(t *testing.T) {
 	for name, cfg := range map[string]server.Config{

@@ -42,9 +42,10 @@ type Versions struct{ Min, Max int16 }
 // APIs says which requests are served, by request key.
 type APIs map[int16]Versions
 
-// maxProduceTopics bounds the array whose elements take two bytes on the wire
-// and dozens in memory, in the one request that may be megabytes long.
-const maxProduceTopics = 10_000
+// maxProduceElements bounds what takes a few bytes each on the wire and hundreds
+// in memory, in the one request that may be megabytes long: its topics, their
+// partitions, and tags, all counted together.
+const maxProduceElements = 10_000
 
 // Decode reads one request from a frame without its length. The request
 // refers to the frame's memory. All errors wrap one of the sentinels above.
@@ -84,7 +85,7 @@ func Decode(frame []byte, apis APIs) (h Header, req kmsg.Request, err error) {
 	if err := r.Complete(); err != nil {
 		return h, nil, fmt.Errorf("%w: header: %v", ErrMalformed, err)
 	}
-	if err := boundProduceTopics(req, r.Src); err != nil {
+	if err := boundProduce(req, r.Src); err != nil {
 		return h, nil, err
 	}
 	if err := req.ReadFrom(r.Src); err != nil {
@@ -94,27 +95,80 @@ func Decode(frame []byte, apis APIs) (h Header, req kmsg.Request, err error) {
 	return h, req, nil
 }
 
-// boundProduceTopics looks ahead at the number of topics in a Produce request.
-func boundProduceTopics(req kmsg.Request, body []byte) error {
+// boundProduce looks ahead at the number of elements in a Produce request.
+// Whether it is well-formed is left to who decodes it.
+func boundProduce(req kmsg.Request, body []byte) error {
 	if _, ok := req.(*kmsg.ProduceRequest); !ok {
 		return nil
 	}
-	r := kbin.Reader{Src: body}
-	var topics int32
-	if req.IsFlexible() {
-		r.CompactNullableString() // transactional id
-		r.Span(2 + 4)             // acks, timeout
-		topics = r.CompactArrayLen()
-	} else {
-		r.NullableString()
-		r.Span(2 + 4)
-		topics = r.ArrayLen()
+	c := counter{Reader: kbin.Reader{Src: body}, flexible: req.IsFlexible()}
+	c.skipString() // transactional id
+	c.Span(2 + 4)  // acks, timeout
+	for range c.array() {
+		c.skipString() // topic
+		for range c.array() {
+			c.Span(4) // partition
+			c.skipRecords()
+			c.skipTags()
+		}
+		c.skipTags()
 	}
-	if topics > maxProduceTopics {
-		return fmt.Errorf("%w: %d topics in a Produce request, at most %d",
-			ErrMalformed, topics, maxProduceTopics)
+	c.skipTags()
+	if c.elements > maxProduceElements {
+		return fmt.Errorf("%w: more than %d topics, partitions and tags in a Produce request",
+			ErrMalformed, maxProduceElements)
 	}
 	return nil
+}
+
+// A counter reads over a request and counts the elements of its arrays. Once
+// they are too many, arrays seem empty to it.
+type counter struct {
+	kbin.Reader
+	flexible bool
+	elements int64
+}
+
+// array returns how many elements follow.
+func (c *counter) array() int {
+	if c.flexible {
+		return c.count(int64(c.CompactArrayLen()))
+	}
+	return c.count(int64(c.ArrayLen()))
+}
+
+func (c *counter) count(n int64) int {
+	c.elements += max(n, 0)
+	if c.elements > maxProduceElements {
+		return 0
+	}
+	return int(max(n, 0))
+}
+
+func (c *counter) skipString() {
+	if c.flexible {
+		c.UnsafeCompactNullableString()
+	} else {
+		c.UnsafeNullableString()
+	}
+}
+
+func (c *counter) skipRecords() {
+	if c.flexible {
+		c.CompactNullableBytes()
+	} else {
+		c.NullableBytes()
+	}
+}
+
+func (c *counter) skipTags() {
+	if !c.flexible {
+		return
+	}
+	for range c.count(int64(c.Uvarint())) {
+		c.Uvarint() // key
+		c.Span(int(c.Uvarint()))
+	}
 }
 
 // AppendResponse appends a whole response, its length included, to dst.

@@ -68,6 +68,23 @@ func TestDecodeRefuses(t *testing.T) {
 		req.Topics = make([]kmsg.ProduceRequestTopic, n)
 		return frame(req)
 	}
+	partitions := func(version int16, topics, each int) []byte {
+		req := kmsg.NewPtrProduceRequest()
+		req.Version = version
+		req.Topics = make([]kmsg.ProduceRequestTopic, topics)
+		for i := range req.Topics {
+			req.Topics[i].Partitions = make([]kmsg.ProduceRequestTopicPartition, each)
+		}
+		return frame(req)
+	}
+	tags := func(n uint32) []byte {
+		req := kmsg.NewPtrProduceRequest()
+		req.Version = 9
+		for key := range n {
+			req.UnknownTags.Set(key, nil)
+		}
+		return frame(req)
+	}
 	for name, tt := range map[string]struct {
 		frame []byte
 		want  error
@@ -84,6 +101,13 @@ func TestDecodeRefuses(t *testing.T) {
 		"10,001 topics":          {topics(3, 10_001), wire.ErrMalformed},
 		"10,001 topics, compact": {topics(9, 10_001), wire.ErrMalformed},
 		"10,000 topics":          {topics(3, 10_000), nil},
+
+		"10,100 topics and partitions":          {partitions(3, 100, 100), wire.ErrMalformed},
+		"10,100 topics and partitions, compact": {partitions(9, 100, 100), wire.ErrMalformed},
+		"10,000 topics and partitions":          {partitions(3, 100, 99), nil},
+		"10,000 topics and partitions, compact": {partitions(9, 100, 99), nil},
+		"10,001 tags":                           {tags(10_001), wire.ErrMalformed},
+		"10,000 tags":                           {tags(10_000), nil},
 	} {
 		if _, _, err := wire.Decode(tt.frame, apis); !errors.Is(err, tt.want) {
 			t.Errorf("%s: %v, want %v", name, err, tt.want)
