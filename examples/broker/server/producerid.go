@@ -83,7 +83,7 @@ func (c *conn) initProducerID(req *kmsg.InitProducerIDRequest) *kmsg.InitProduce
 		resp.ErrorCode = kerr.InvalidRequest.Code // no transactions here
 		return resp
 	}
-	id, err := c.producerIDs.take()
+	id, err := c.freshProducerID()
 	if err != nil {
 		c.cfg.Log.Error("no producer id", "err", err)
 		resp.ErrorCode = kerr.CoordinatorNotAvailable.Code // may be asked again
@@ -91,4 +91,16 @@ func (c *conn) initProducerID(req *kmsg.InitProducerIDRequest) *kmsg.InitProduce
 	}
 	resp.ProducerID, resp.ProducerEpoch = id, 0
 	return resp
+}
+
+// freshProducerID takes ids until it has one that no partition knows. Nobody
+// keeps a client from producing under an id that was never handed out; whoever got
+// it afterwards would have its first batches taken for retries of that client's.
+func (c *conn) freshProducerID() (int64, error) {
+	for {
+		id, err := c.producerIDs.take()
+		if err != nil || !c.topics.knowProducer(id) {
+			return id, err
+		}
+	}
 }

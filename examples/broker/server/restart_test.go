@@ -252,3 +252,19 @@ func TestShutdownInterrupts(t *testing.T) {
 		t.Errorf("Shutdown: %v", err)
 	}
 }
+
+// A client that makes up its producer id does no harm to the one that gets the
+// same id from the broker: nobody does.
+func TestMadeUpProducerID(t *testing.T) {
+	c := start(t, server.Config{Dir: t.TempDir()}).dial()
+	c.create("t")
+	first, _ := c.initProducerID()
+	for made := first + 1; made < first+4; made++ {
+		wantAnswer(t, "made up", c.batch(made, 0, 0, 1), stored(made-first-1))
+	}
+	id, _ := c.initProducerID()
+	if id <= first+3 {
+		t.Errorf("id %d was handed out, and a producer up to %d made it up", id, first+3)
+	}
+	wantAnswer(t, "first of its own", c.batch(id, 0, 0, 2), stored(3))
+}

@@ -149,6 +149,14 @@ func (ts *topics) maxProducerID() int64 {
 	return highest
 }
 
+// knowProducer reports whether any partition remembers a producer.
+func (ts *topics) knowProducer(id int64) bool {
+	return slices.ContainsFunc(ts.all(), func(p *partition) bool {
+		_, known := p.producers.Producer(id)
+		return known
+	})
+}
+
 // expire has every partition forget the producers that have been idle too long.
 func (ts *topics) expire(now time.Time) {
 	for _, p := range ts.all() {
