@@ -45,7 +45,7 @@ func openTopics(cfg Config) (*topics, error) {
 	counts := make(map[string]int)
 	for _, e := range entries {
 		m := partitionDir.FindStringSubmatch(e.Name())
-		if !e.IsDir() || m == nil {
+		if !e.IsDir() || m == nil || !validTopic.MatchString(m[1]) {
 			continue
 		}
 		i, err := strconv.Atoi(m[2])
