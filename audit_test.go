@@ -289,6 +289,9 @@ func auditIndex(x *index, t *table) error {
 			if x.dir[j] != b {
 				return fmt.Errorf("index 2: entry %d is not the bucket of entry %d, of depth %d", j, i, b.depth)
 			}
+			if len(x.groups) != len(x.dir) || len(x.groups[j]) != len(b.groups) || &x.groups[j][0] != &b.groups[0] {
+				return fmt.Errorf("index 3: entry %d has other groups than its bucket", j)
+			}
 		}
 		if err := auditBucket(x, b, t, uint64(i)>>(x.depth-b.depth), seen); err != nil {
 			return fmt.Errorf("bucket of entry %d: %w", i, err)

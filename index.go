@@ -91,11 +91,14 @@ func newBucket(groups int, depth uint8) *bucket {
 	return &bucket{groups: make([]group, groups), depth: depth}
 }
 
-// home returns the first group to look at for a hash.
-func (b *bucket) home(hash uint64) int { return int(hash>>30) & (len(b.groups) - 1) }
+// homeOf returns the first of the groups to look at for a hash.
+func homeOf(groups []group, hash uint64) int { return int(hash>>30) & (len(groups) - 1) }
 
-// after returns the group to look at after group i.
-func (b *bucket) after(i int) int { return (i + 1) & (len(b.groups) - 1) }
+// groupAfter returns which of the groups to look at after group i.
+func groupAfter(groups []group, i int) int { return (i + 1) & (len(groups) - 1) }
+
+func (b *bucket) home(hash uint64) int { return homeOf(b.groups, hash) }
+func (b *bucket) after(i int) int      { return groupAfter(b.groups, i) }
 
 // distance returns how many groups the search passes from one to another.
 func (b *bucket) distance(from, to int) int { return (to - from) & (len(b.groups) - 1) }
@@ -184,10 +187,10 @@ func (src *bucket) pour(hashOf func(uint32) uint64, pick func(hash uint64) *buck
 //  1. dir is empty, or has 2^depth entries.
 //  2. A bucket of depth d stands in exactly 2^(depth-d) neighbouring entries,
 //     those whose top d bits are the bucket's.
+//  3. groups[i] is dir[i].groups.
 type index struct {
 	dir []*bucket
-	// groups are those of the bucket in each entry of dir: a look-up reads them
-	// here, one step sooner.
+	// groups is dir for look-ups, which so have one step less to go.
 	groups [][]group
 	depth  uint8
 	// seed keeps the hash secret. Producer ids come from clients, and with a
@@ -208,10 +211,14 @@ func (x *index) hash(pid int64) uint64 {
 	return (h ^ h>>32) * 0x9e3779b97f4a7c15 // 2^64 / golden ratio
 }
 
+// entry returns the directory entry for a hash.
+func (x *index) entry(hash uint64) uint64 { return hash >> (64 - x.depth) }
+
 // bucket returns the bucket for a hash. It requires a non-empty directory.
-func (x *index) bucket(hash uint64) *bucket {
-	return x.dir[hash>>(64-x.depth)]
-}
+func (x *index) bucket(hash uint64) *bucket { return x.dir[x.entry(hash)] }
+
+// groupsFor returns the groups of that bucket.
+func (x *index) groupsFor(hash uint64) []group { return x.groups[x.entry(hash)] }
 
 // reserve makes room for n entries in an empty index, so that putting them does
 // not split one bucket after the other.
@@ -246,8 +253,8 @@ func (x *index) setDir(dir []*bucket) {
 func (x *index) look(hashes []uint64) {
 	var seen uint64
 	for _, h := range hashes {
-		b := x.bucket(h)
-		seen |= b.groups[b.home(h)].tags
+		groups := x.groupsFor(h)
+		seen |= groups[homeOf(groups, h)].tags
 	}
 	runtime.KeepAlive(seen) // or the compiler would not look
 }
@@ -257,10 +264,16 @@ func (x *index) put(hash uint64, row uint32, hashOf func(uint32) uint64) {
 	if len(x.dir) == 0 {
 		x.setDir([]*bucket{newBucket(1, 0)})
 	}
+	x.room(hash, hashOf).put(hash, row)
+}
+
+// room returns the bucket for a hash, with room for one more. It requires a
+// non-empty directory.
+func (x *index) room(hash uint64, hashOf func(uint32) uint64) *bucket {
 	for x.bucket(hash).full() {
 		x.grow(x.bucket(hash), hash, hashOf)
 	}
-	x.bucket(hash).put(hash, row)
+	return x.bucket(hash)
 }
 
 // move changes the row of an entry.
@@ -332,7 +345,7 @@ func (x *index) replace(b, other *bucket, hash uint64, hashOf func(uint32) uint6
 // is any one that belongs in b.
 func (x *index) set(b *bucket, hash uint64) {
 	span := uint64(1) << (x.depth - b.depth)
-	first := hash >> (64 - x.depth) &^ (span - 1)
+	first := x.entry(hash) &^ (span - 1)
 	for i := first; i < first+span; i++ {
 		x.dir[i], x.groups[i] = b, b.groups
 	}

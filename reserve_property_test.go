@@ -48,6 +48,9 @@ type pipeline struct {
 	saved []*saved
 	acked map[Batch]int64
 
+	// forgot is set once a model that was replaced has forgotten somebody, who
+	// may then have begun anew in the log.
+	forgot bool
 	// unread is set while the manager may doubt more of the log than it must.
 	unread  bool
 	pids    []int64
@@ -552,7 +555,7 @@ func (p *pipeline) rebuild() {
 	}
 	p.note("  rebuild")
 	stats, maxID, now, cap := p.model.stats, p.model.maxID, p.model.now, p.model.cap
-	p.model = newQueueModel(p.cfg)
+	p.replaceModel(newQueueModel(p.cfg))
 	p.model.stats, p.model.maxID, p.model.now, p.model.cap = stats, maxID, now, cap
 	p.m.Reset()
 	p.read(0)
@@ -624,7 +627,7 @@ func (p *pipeline) restore() {
 	if err := p.m.Restore(bytes.NewReader(s.bytes)); err != nil {
 		p.fail("restore: %v", err)
 	}
-	p.model = s.model.copyBelow(s.end)
+	p.replaceModel(s.model.copyBelow(s.end))
 	p.model.stats, p.model.now = stats, max(now, p.model.now)
 	p.model.evictDownTo(p.model.cap)
 	p.model.maxID = max(maxID, p.model.maxID)
@@ -661,8 +664,15 @@ func (p *pipeline) finish() {
 	p.compare(want, got, "the state (-rebuilt +lived)")
 }
 
+// replaceModel takes another model for what is remembered now. The log stays.
+func (p *pipeline) replaceModel(m *queueModel) {
+	p.forgot = p.forgot || p.model.forgot
+	p.model = m
+}
+
 // readLog is the consumer.
 func (p *pipeline) readLog() {
+	forgot := p.forgot || p.model.forgot
 	at := map[Batch]int64{}
 	newest := map[int64]Batch{}
 	end := int64(0)
@@ -674,13 +684,13 @@ func (p *pipeline) readLog() {
 		if l.batch.ProducerID == NoProducerID {
 			continue
 		}
-		if earlier, ok := at[l.batch]; ok && !p.model.forgot {
+		if earlier, ok := at[l.batch]; ok && !forgot {
 			p.fail("%s is in the log at %d and at %d", words(l.batch), earlier, l.base)
 		}
 		at[l.batch] = l.base
 		before, ok := newest[l.batch.ProducerID]
 		newest[l.batch.ProducerID] = l.batch
-		if !ok || p.model.forgot {
+		if !ok || forgot {
 			continue
 		}
 		inOrder := l.batch.Epoch == before.Epoch && l.batch.BaseSequence == nextAfter(before)
@@ -689,7 +699,7 @@ func (p *pipeline) readLog() {
 		}
 	}
 	for b, base := range p.acked {
-		if got, ok := at[b]; b.ProducerID != NoProducerID && !p.model.forgot && (!ok || got != base) {
+		if got, ok := at[b]; b.ProducerID != NoProducerID && !forgot && (!ok || got != base) {
 			p.fail("%s was acknowledged at %d, and is at %d (in the log: %t)", words(b), base, got, ok)
 		}
 	}

@@ -74,9 +74,8 @@ func (t *table) probe(pid int64) *producer {
 		return nil
 	}
 	hash := t.index.hash(pid)
-	groups := t.index.groups[hash>>(64-t.index.depth)]
-	mask := len(groups) - 1
-	for i := int(hash>>30) & mask; ; i = (i + 1) & mask {
+	groups := t.index.groupsFor(hash)
+	for i := homeOf(groups, hash); ; i = groupAfter(groups, i) {
 		g := &groups[i]
 		for found := g.matches(tagOf(hash)); found != 0; found &= found - 1 {
 			row := g.rows[lowest(found)]
@@ -238,10 +237,7 @@ func (f *filler) done() (twice *producer) {
 
 // enter puts a row into the index, unless that has one with the same producer.
 func (t *table) enter(hash uint64, row uint32) bool {
-	for t.index.bucket(hash).full() {
-		t.index.grow(t.index.bucket(hash), hash, t.hashOf)
-	}
-	b := t.index.bucket(hash)
+	b := t.index.room(hash, t.hashOf)
 	for i := b.home(hash); ; i = b.after(i) {
 		g := &b.groups[i]
 		for found := g.matches(tagOf(hash)); found != 0; found &= found - 1 {
