@@ -192,7 +192,7 @@ func (p *pipeline) verifySnapshotEnd() {
 // it on purpose.
 func (p *pipeline) remembers(l logged) bool {
 	all := p.model.accepted[l.batch.ProducerID]
-	return l.batch.ProducerID == NoProducerID || p.model.forgot ||
+	return l.batch.ProducerID == NoProducerID || p.everForgot() ||
 		slices.ContainsFunc(all, func(b modelBatch) bool { return b.base == l.base })
 }
 
@@ -307,7 +307,20 @@ func sameReason(want, got error) bool {
 	return errors.Is(got, want) && refusalName(got) == refusalName(want)
 }
 
+// inOrder reports whether appends have to end in the order of the log. Under a
+// cap, those that eviction has passed over while they were in flight are put back
+// by their offsets (see unpark); the model goes by the order of the commits, which
+// would be as right, so histories in which the two differ are left out.
+func (p *pipeline) inOrder() bool { return p.cfg.MaxProducers > 0 }
+
+// mustWait reports whether another append has to end before one at the end of
+// the log.
+func (p *pipeline) mustWait() bool { return p.inOrder() && len(p.unsettled()) > 0 }
+
 func (p *pipeline) commitPlain() {
+	if p.mustWait() {
+		return
+	}
 	b := p.next(p.pid())
 	if p.c.pick(3) == 0 {
 		b = p.retry()
@@ -368,6 +381,9 @@ func (p *pipeline) commit() {
 	all := p.unsettled()
 	if len(all) == 0 {
 		return
+	}
+	if p.inOrder() {
+		all = all[:1]
 	}
 	h := all[p.c.pick(len(all))]
 	p.note("commit of %s base=%d", words(h.batch), h.base)
@@ -566,7 +582,7 @@ func (p *pipeline) rebuild() {
 // here is not in that leader's log.
 func (p *pipeline) replay() {
 	pid := p.pid()
-	if slices.ContainsFunc(p.model.queues[pid], func(h *appending) bool { return h.committed }) {
+	if p.mustWait() || slices.ContainsFunc(p.model.queues[pid], func(h *appending) bool { return h.committed }) {
 		return
 	}
 	b := Batch{ProducerID: pid, Count: 1}
@@ -670,9 +686,12 @@ func (p *pipeline) replaceModel(m *queueModel) {
 	p.model = m
 }
 
+// everForgot reports whether somebody was forgotten in the course of the log.
+func (p *pipeline) everForgot() bool { return p.forgot || p.model.forgot }
+
 // readLog is the consumer.
 func (p *pipeline) readLog() {
-	forgot := p.forgot || p.model.forgot
+	forgot := p.everForgot()
 	at := map[Batch]int64{}
 	newest := map[int64]Batch{}
 	end := int64(0)
