@@ -406,14 +406,9 @@ func (m *ProducerStateManager) insertBefore(l *list, newer link, row uint32) {
 // unlink takes a row out of its list. Requires mu held.
 func (m *ProducerStateManager) unlink(row uint32) {
 	p := m.table.own(row)
-	m.join(linkTo(row), p.older, p.newer)
+	m.setNewer(p.older, linkTo(row), p.newer)
+	m.setOlder(p.newer, linkTo(row), p.older)
 	p.older, p.newer = 0, 0
-}
-
-// join makes older and newer neighbours in the place of the row at self.
-func (m *ProducerStateManager) join(self, older, newer link) {
-	m.setNewer(older, self, newer)
-	m.setOlder(newer, self, older)
 }
 
 // setNewer makes to the newer neighbour of the row at l; where l is none, self

@@ -425,7 +425,7 @@ func (m *ProducerStateManager) advance(endOffset int64) {
 // held.
 func (m *ProducerStateManager) isInFlight(pid int64, p *producer) bool {
 	_, ok := m.laneOf(pid, p)
-	return ok && pid != NoProducerID
+	return ok
 }
 
 // refuse counts a refusal and gathers the facts of it. Requires mu held.

@@ -191,6 +191,7 @@ func (s *Snapshot) at(row uint32, scratch *producer) (p *producer, known bool) {
 	return s.trim(p, scratch)
 }
 
+// trim is at where the snapshot ends before some of what is remembered.
 func (s *Snapshot) trim(p, scratch *producer) (trimmed *producer, known bool) {
 	switch {
 	case s.head.endOffset == 0:

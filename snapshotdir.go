@@ -162,7 +162,7 @@ func (d *SnapshotDir) Save(s *Snapshot) error {
 	if from := provenanceOf(s); !d.saved.overtakes(from) {
 		// Those past it are of a log that was cut since.
 		d.saved = from
-		err = d.dropAfter(s.EndOffset())
+		err = d.dropNewer(s.EndOffset())
 	}
 	if err == nil {
 		err = d.retain()
@@ -271,22 +271,21 @@ func (d *SnapshotDir) Load(m *ProducerStateManager, logEnd int64) (LoadResult, e
 	if err != nil {
 		return res, fmt.Errorf("idempotence: loading a snapshot: %w", err)
 	}
-	if err := d.drop(offsets, func(offset int64) bool { return offset > logEnd }); err != nil {
+	past, offsets := splitAt(offsets, logEnd)
+	if err := d.drop(past); err != nil {
 		res.PassedOver = append(res.PassedOver, fmt.Errorf("removing what is past offset %d: %w", logEnd, err))
 	}
 	var unread error
-	for i, offset := range offsets {
-		if offset > logEnd {
-			continue
-		}
+	for _, offset := range offsets {
 		err := d.load(m, offset, logEnd)
-		if errors.Is(err, errPastLogEnd) {
-			if err = d.drop(offsets[i:i+1], func(int64) bool { return true }); err == nil {
-				continue
-			}
-		} else if err == nil {
+		if err == nil {
 			res.Found, res.EndOffset = true, offset
 			return res, nil
+		}
+		if errors.Is(err, errPastLogEnd) {
+			if err = d.drop([]int64{offset}); err == nil {
+				continue
+			}
 		}
 		res.PassedOver = append(res.PassedOver, fmt.Errorf("%s: %w", filepath.Base(d.name(offset)), err))
 		if !errors.Is(err, ErrCorruptSnapshot) && !errors.Is(err, ErrSnapshotLog) {
@@ -322,9 +321,9 @@ func (d *SnapshotDir) load(m *ProducerStateManager, offset, logEnd int64) error 
 }
 
 // DropAfter removes the snapshots that were taken when the log reached past to,
-// since it was cut to end there: call it after [ProducerStateManager.Truncate] and before
-// anything is appended, or they would be taken for snapshots of what is appended
-// then. After [ProducerStateManager.Reset], call it with -1. They are gone from
+// since it was cut to end there: call it after [ProducerStateManager.Truncate] and
+// before anything is appended, or they would be taken for snapshots of what is
+// appended then. After [ProducerStateManager.Reset], call it with -1. They are gone from
 // the disk when it returns without an error.
 //
 // A Save that is under way is waited for, and its snapshot dropped as well; one
@@ -333,17 +332,32 @@ func (d *SnapshotDir) DropAfter(to int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	offsets, err := d.endOffsets()
-	err = errors.Join(err, d.drop(offsets, func(offset int64) bool { return offset > to || d.logEnd(offset) > to }))
-	if err != nil {
+	past, rest := splitAt(offsets, to)
+	for _, offset := range rest {
+		if d.logEnd(offset) > to {
+			past = append(past, offset)
+		}
+	}
+	if err = errors.Join(err, d.drop(past)); err != nil {
 		return fmt.Errorf("idempotence: dropping snapshots past offset %d: %w", to, err)
 	}
 	return nil
 }
 
-// dropAfter is DropAfter. Requires mu held.
-func (d *SnapshotDir) dropAfter(to int64) error {
+// dropNewer removes the snapshots with an end offset past to. Requires mu held.
+func (d *SnapshotDir) dropNewer(to int64) error {
 	offsets, err := d.endOffsets()
-	return errors.Join(err, d.drop(offsets, func(offset int64) bool { return offset > to }))
+	past, _ := splitAt(offsets, to)
+	return errors.Join(err, d.drop(past))
+}
+
+// splitAt parts end offsets, the newest first, into those past to and the rest.
+func splitAt(offsets []int64, to int64) (past, rest []int64) {
+	n := 0
+	for n < len(offsets) && offsets[n] > to {
+		n++
+	}
+	return offsets[:n:n], offsets[n:]
 }
 
 // logEnd returns the end of the log when a snapshot was taken, which may lie past
@@ -361,19 +375,15 @@ func (d *SnapshotDir) logEnd(offset int64) int64 {
 	return offset
 }
 
-// drop removes those of the snapshots that are past the end of the log.
-func (d *SnapshotDir) drop(offsets []int64, past func(offset int64) bool) (err error) {
-	dropped := false
+// drop removes snapshots, and forces that to disk.
+func (d *SnapshotDir) drop(offsets []int64) (err error) {
+	if len(offsets) == 0 {
+		return nil
+	}
 	for _, offset := range offsets {
-		if past(offset) {
-			err = errors.Join(err, d.remove(offset))
-			dropped = true
-		}
+		err = errors.Join(err, d.remove(offset))
 	}
-	if dropped {
-		err = errors.Join(err, d.fs.syncDir(d.path))
-	}
-	return err
+	return errors.Join(err, d.fs.syncDir(d.path))
 }
 
 // EndOffsets returns the end offsets of the snapshots in the directory, the

@@ -152,6 +152,10 @@ func (t *table) insert(pid int64) *producer {
 	return t.last
 }
 
+// hashesAhead is how many groups are read ahead of being put into, so that their
+// cache misses overlap.
+const hashesAhead = 32
+
 // filler fills an empty table with rows, of which the index knows nothing until
 // done is called. Nothing may be looked up before.
 type filler struct {
@@ -222,7 +226,7 @@ func (f *filler) done() (twice *producer) {
 	t.index.reserve(int(t.rows))
 	row := uint32(0)
 	for _, chunk := range f.hashes {
-		for hashes := range slices.Chunk(chunk, 32) {
+		for hashes := range slices.Chunk(chunk, hashesAhead) {
 			t.index.look(hashes)
 			for _, h := range hashes {
 				if !t.enter(h, row) {
