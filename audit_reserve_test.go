@@ -16,16 +16,16 @@ func auditPipelines(m *ProducerStateManager) error {
 	if pl == nil {
 		return auditNoLanes(m)
 	}
-	if pl.doubt < noOffset || pl.doubt > m.endOffset {
-		return fmt.Errorf("pipelines 2: in doubt from %d, end offset %d", pl.doubt, m.endOffset)
+	if pl.unknownFrom < noOffset || pl.unknownFrom > m.endOffset {
+		return fmt.Errorf("pipelines 2: in doubt from %d, end offset %d", pl.unknownFrom, m.endOffset)
 	}
 	return errors.Join(auditOwners(m), auditLanes(m), auditOwed(m))
 }
 
 func auditNoLanes(m *ProducerStateManager) error {
 	for row := range m.table.rows {
-		if p := m.table.at(row); p.lane != 0 {
-			return fmt.Errorf("pipelines 1: producer %d has lane %d, and nothing was ever reserved", p.id, p.lane-1)
+		if p := m.table.at(row); p.queue != 0 {
+			return fmt.Errorf("pipelines 1: producer %d has lane %d, and nothing was ever reserved", p.id, p.queue-1)
 		}
 	}
 	return nil
@@ -35,9 +35,9 @@ func auditNoLanes(m *ProducerStateManager) error {
 // has no owner, and is nobody else's.
 func auditOwners(m *ProducerStateManager) error {
 	pl := m.inFlight
-	owners := make([]int, len(pl.lanes))
+	owners := make([]int, len(pl.queues))
 	claim := func(who string, pid int64, n uint32) error {
-		if int(n) >= len(owners) || pl.lanes[n].pid != pid || pid == NoProducerID {
+		if int(n) >= len(owners) || pl.queues[n].pid != pid || pid == NoProducerID {
 			return fmt.Errorf("pipelines 1: %s of producer %d names lane %d, which is not its own", who, pid, n)
 		}
 		owners[n]++
@@ -45,10 +45,10 @@ func auditOwners(m *ProducerStateManager) error {
 	}
 	for row := range m.table.rows {
 		p := m.table.at(row)
-		if p.lane == 0 {
+		if p.queue == 0 {
 			continue
 		}
-		if err := claim("the row", p.id, p.lane-1); err != nil {
+		if err := claim("the row", p.id, p.queue-1); err != nil {
 			return err
 		}
 	}
@@ -60,7 +60,7 @@ func auditOwners(m *ProducerStateManager) error {
 			return err
 		}
 	}
-	for n := range pl.lanes {
+	for n := range pl.queues {
 		free := 0
 		for _, f := range pl.free {
 			if int(f) == n {
@@ -68,14 +68,14 @@ func auditOwners(m *ProducerStateManager) error {
 			}
 		}
 		used := owners[n]
-		if l := &pl.lanes[n]; l.pid == NoProducerID && l.count > 0 {
+		if l := &pl.queues[n]; l.pid == NoProducerID && l.count > 0 {
 			used++
 		}
 		if free+used != 1 {
 			return fmt.Errorf("pipelines 1: lane %d is %d times free and has %d owners", n, free, used)
 		}
-		if (free == 1) != (pl.lanes[n].count == 0) {
-			return fmt.Errorf("lane 1: lane %d is %d times free and holds %d batches", n, free, pl.lanes[n].count)
+		if (free == 1) != (pl.queues[n].count == 0) {
+			return fmt.Errorf("lane 1: lane %d is %d times free and holds %d batches", n, free, pl.queues[n].count)
 		}
 	}
 	return nil
@@ -93,8 +93,8 @@ func auditRow(m *ProducerStateManager, pid int64) *producer {
 
 func auditLanes(m *ProducerStateManager) error {
 	tickets := map[uint64]bool{}
-	for n := range m.inFlight.lanes {
-		l := &m.inFlight.lanes[n]
+	for n := range m.inFlight.queues {
+		l := &m.inFlight.queues[n]
 		if l.count > WindowSize || l.start >= WindowSize {
 			return fmt.Errorf("lane 1: lane %d begins at %d and holds %d", n, l.start, l.count)
 		}
@@ -118,7 +118,7 @@ func auditLanes(m *ProducerStateManager) error {
 	return nil
 }
 
-func auditLane(l *lane, p *producer) error {
+func auditLane(l *queue, p *producer) error {
 	if p != nil && l.epoch < p.epoch {
 		return fmt.Errorf("lane 2: epoch %d in flight, and %d is remembered", l.epoch, p.epoch)
 	}
@@ -150,7 +150,7 @@ func auditLane(l *lane, p *producer) error {
 
 // auditOwed: what is owed is owed by the unknown.
 func auditOwed(m *ProducerStateManager) error {
-	o := &m.inFlight.owed
+	o := &m.inFlight.failedFirst
 	for _, generation := range []map[int64]firstBatch{o.young, o.old} {
 		for pid := range generation {
 			if auditRow(m, pid) != nil {
@@ -180,21 +180,21 @@ type flightState struct {
 
 // lanesOf returns what is in flight, in the order of producer ids and, of those
 // without one, of reservation.
-func lanesOf(m *ProducerStateManager) []laneState {
+func queuesOf(m *ProducerStateManager) []laneState {
 	if m.inFlight == nil {
 		return nil
 	}
-	var lanes []*lane
-	for n := range m.inFlight.lanes {
-		if l := &m.inFlight.lanes[n]; l.count > 0 {
-			lanes = append(lanes, l)
+	var queues []*queue
+	for n := range m.inFlight.queues {
+		if l := &m.inFlight.queues[n]; l.count > 0 {
+			queues = append(queues, l)
 		}
 	}
-	slices.SortFunc(lanes, func(a, b *lane) int {
+	slices.SortFunc(queues, func(a, b *queue) int {
 		return cmp.Or(cmp.Compare(a.pid, b.pid), cmp.Compare(a.at(0).ticket, b.at(0).ticket))
 	})
 	var all []laneState
-	for _, l := range lanes {
+	for _, l := range queues {
 		s := laneState{ProducerID: l.pid, Epoch: l.epoch}
 		for i := range l.count {
 			f := l.at(i)

@@ -46,8 +46,8 @@ func auditManager(m *ProducerStateManager) error {
 	if m.endOffset < 0 {
 		return fmt.Errorf("end offset %d is negative", m.endOffset)
 	}
-	if m.lastMarker < noOffset || m.lastMarker >= max(m.endOffset, 1) || m.forgotAt > m.endOffset {
-		return fmt.Errorf("last marker at %d, forgot at %d, end offset %d", m.lastMarker, m.forgotAt, m.endOffset)
+	if m.lastMarker < noOffset || m.lastMarker >= max(m.endOffset, 1) || m.lastForgetEnd > m.endOffset {
+		return fmt.Errorf("last marker at %d, forgot at %d, end offset %d", m.lastMarker, m.lastForgetEnd, m.endOffset)
 	}
 	if m.maxProducerID < NoProducerID {
 		return fmt.Errorf("highest producer id is %d", m.maxProducerID)
@@ -112,7 +112,7 @@ func auditWindow(w *window) error {
 		if e.baseOffset <= older.baseOffset {
 			return fmt.Errorf("window 3: offset %d comes after %d", e.baseOffset, older.baseOffset)
 		}
-		if !w.wide && e.span.first() != after(older.span) {
+		if !w.mayRepeat && e.span.first() != after(older.span) {
 			return fmt.Errorf("window 5: sequence %d follows a batch that ends before %d, and wide is not set",
 				e.span.first(), after(older.span))
 		}
@@ -133,7 +133,7 @@ func auditNext(w *window) error {
 
 func auditNarrow(w *window) error {
 	for _, e := range w.ring {
-		if !w.wide && e.span.count() > narrow {
+		if !w.mayRepeat && e.span.count() > maxPlainCount {
 			return fmt.Errorf("window 5: a batch covers %d sequences, and wide is not set", e.span.count())
 		}
 	}
@@ -150,36 +150,36 @@ func after(s span) int32 {
 // (activity 2) cannot be seen any more where the log was cut or a marker
 // replayed; the chronicle knows it.
 func auditActivity(m *ProducerStateManager) error {
-	a := &m.activity
+	a := &m.recency
 	idle, err := auditList(m, "idle", a.idle)
 	if err != nil {
 		return err
 	}
-	parked, err := auditList(m, "parked", a.parked)
+	pinned, err := auditList(m, "parked", a.pinned)
 	if err != nil {
 		return err
 	}
-	if n := len(idle) + len(parked); n != int(m.table.rows) {
+	if n := len(idle) + len(pinned); n != int(m.table.rows) {
 		return fmt.Errorf("activity 1: %d rows in the lists, %d in the table", n, m.table.rows)
 	}
 	for i := 1; i < len(idle); i++ {
-		older, newer := m.table.at(idle[i-1]).mark, m.table.at(idle[i]).mark
+		older, newer := m.table.at(idle[i-1]).tick, m.table.at(idle[i]).tick
 		if older == newer || newer == a.current {
 			continue
 		}
-		if older == a.current || a.marks[newer].at().before(a.marks[older].at()) {
+		if older == a.current || a.ticks[newer].at().before(a.ticks[older].at()) {
 			return fmt.Errorf("activity 2: mark %d (%+v) stands before mark %d (%+v), and %d is current",
-				older, a.marks[older], newer, a.marks[newer], a.current)
+				older, a.ticks[older], newer, a.ticks[newer], a.current)
 		}
 	}
 	for _, row := range idle {
-		if m.table.at(row).parked {
+		if m.table.at(row).pinned {
 			return fmt.Errorf("activity 3: row %d is idle and says that it is parked", row)
 		}
 	}
-	for _, row := range parked {
-		if p := m.table.at(row); !p.parked || !p.protected() {
-			return fmt.Errorf("activity 3: row %d is parked, with parked %t, protected %t", row, p.parked, p.protected())
+	for _, row := range pinned {
+		if p := m.table.at(row); !p.pinned || !p.busy() {
+			return fmt.Errorf("activity 3: row %d is parked, with parked %t, protected %t", row, p.pinned, p.busy())
 		}
 	}
 	return auditMarks(m)
@@ -205,16 +205,16 @@ func auditList(m *ProducerStateManager, name string, l list) ([]uint32, error) {
 }
 
 func auditMarks(m *ProducerStateManager) error {
-	a := &m.activity
-	counts := make([]uint32, len(a.marks))
+	a := &m.recency
+	counts := make([]uint32, len(a.ticks))
 	for row := range m.table.rows {
-		mark := m.table.at(row).mark
-		if int(mark) >= len(counts) {
-			return fmt.Errorf("activity 4: row %d has mark %d of %d", row, mark, len(counts))
+		tick := m.table.at(row).tick
+		if int(tick) >= len(counts) {
+			return fmt.Errorf("activity 4: row %d has mark %d of %d", row, tick, len(counts))
 		}
-		counts[mark]++
+		counts[tick]++
 	}
-	for i, k := range a.marks {
+	for i, k := range a.ticks {
 		if k.producers != counts[i] {
 			return fmt.Errorf("activity 4: mark %d counts %d producers, %d have it", i, k.producers, counts[i])
 		}
@@ -357,7 +357,7 @@ func auditEntry(x *index, b *bucket, t *table, prefix uint64, group, slot int, s
 // state is everything that decides how a manager will answer, as plain values
 // in producer-id order. Two managers of equal state cannot be told apart but
 // by their Stats.
-type state struct {
+type observed struct {
 	Producers     []ProducerState
 	InFlight      []laneState
 	EndOffset     int64
@@ -365,14 +365,14 @@ type state struct {
 }
 
 // stateOf reads the state of a manager and leaves no mark in it.
-func stateOf(m *ProducerStateManager) state {
+func stateOf(m *ProducerStateManager) observed {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := state{InFlight: lanesOf(m), EndOffset: m.endOffset, MaxProducerID: m.maxProducerID}
+	s := observed{InFlight: queuesOf(m), EndOffset: m.endOffset, MaxProducerID: m.maxProducerID}
 	counts := m.inFlightCounts()
 	for row := range m.table.rows {
 		p := m.table.at(row)
-		view := p.view(m.activity.marks, m.activity.current)
+		view := p.view(m.recency.ticks, m.recency.current)
 		view.InFlight = counts.of(p)
 		s.Producers = append(s.Producers, view)
 	}

@@ -69,14 +69,14 @@ func (i instant) add(d time.Duration) instant {
 
 // mark is the time that a number of producers were last active: an instant and
 // that number, in two words.
-type mark struct {
+type tick struct {
 	ms        int64
 	ns        int32
 	producers uint32
 }
 
-func (k *mark) at() instant   { return instant{k.ms, k.ns} }
-func (k *mark) set(i instant) { k.ms, k.ns = i.ms, i.ns }
+func (k *tick) at() instant   { return instant{k.ms, k.ns} }
+func (k *tick) set(i instant) { k.ms, k.ns = i.ms, i.ns }
 
 // link is a row in a list, plus one, so that zero is none.
 type link uint32
@@ -101,9 +101,9 @@ type list struct {
 //     come.)
 //  4. marks[i].producers counts the producers with mark i. Those with none,
 //     but for the current one, are in free, and only those.
-type activity struct {
-	idle, parked list
-	marks        []mark
+type recency struct {
+	idle, pinned list
+	ticks        []tick
 	free         []uint32
 	current      uint32  // the mark of those active since the last Expire
 	now          instant // of the last Expire, or that of longAgo
@@ -140,7 +140,7 @@ func (c *Config) expiration() (time.Duration, bool) {
 // may set to anything: ProducerStateManager.removeExpiredProducers.)
 func (m *ProducerStateManager) Expire(now time.Time) int {
 	m.mu.Lock()
-	m.tick(instantOf(now))
+	m.startTick(instantOf(now))
 	m.mu.Unlock()
 	limit, ok := m.cfg.expiration()
 	expired := 0
@@ -155,89 +155,88 @@ func (m *ProducerStateManager) Expire(now time.Time) int {
 	return expired
 }
 
-// tick gives the current mark its time and opens a new one. Requires mu held.
-func (m *ProducerStateManager) tick(now instant) {
-	a := &m.activity
+// tick gives the current mark its time and opens a new one.
+func (m *state) startTick(now instant) {
+	a := &m.recency
 	if a.now.before(now) {
 		a.now = now
 	}
-	m.rotateOwed()
+	m.rotateFailedFirst()
 	a.pullBack()
-	if len(a.marks) == 0 || a.marks[a.current].producers == 0 {
+	if len(a.ticks) == 0 || a.ticks[a.current].producers == 0 {
 		return
 	}
-	a.marks[a.current].set(a.now)
-	a.current = a.newMark()
+	a.ticks[a.current].set(a.now)
+	a.current = a.newTick()
 }
 
 // pullBack gives marks of a later time the time of the last Expire. Only a
 // restored state has them: Kafka's snapshots carry timestamps that clients set,
 // and a producer that is ahead of the clock would keep all behind it from being
 // forgotten.
-func (a *activity) pullBack() {
+func (a *recency) pullBack() {
 	if !a.ahead {
 		return
 	}
 	a.ahead = false
-	for i := range a.marks {
-		if k := &a.marks[i]; a.now.before(k.at()) {
+	for i := range a.ticks {
+		if k := &a.ticks[i]; a.now.before(k.at()) {
 			k.set(a.now)
 		}
 	}
 }
 
 // rotateOwed lets go of failed first batches as old as a forgotten producer.
-// Requires mu held.
-func (m *ProducerStateManager) rotateOwed() {
+func (m *state) rotateFailedFirst() {
 	if m.inFlight == nil {
 		return
 	}
 	limit, ok := m.cfg.expiration()
-	if o := &m.inFlight.owed; ok && !m.activity.now.before(o.since.add(limit)) {
-		o.rotate(m.activity.now)
+	if o := &m.inFlight.failedFirst; ok && !m.recency.now.before(o.since.add(limit)) {
+		o.rotate(m.recency.now)
 	}
 }
 
 // newMark returns an unused mark.
-func (a *activity) newMark() uint32 {
+func (a *recency) newTick() uint32 {
 	if n := len(a.free); n > 0 {
 		i := a.free[n-1]
 		a.free = a.free[:n-1]
 		return i
 	}
-	a.marks = append(a.marks, mark{})
-	return uint32(len(a.marks) - 1)
+	a.ticks = append(a.ticks, tick{})
+	return uint32(len(a.ticks) - 1)
 }
 
 // carry makes a producer carry a mark.
-func (a *activity) carry(p *producer, i uint32) {
-	p.mark = i
-	a.marks[i].producers++
+func (a *recency) carry(p *producer, i uint32) {
+	p.tick = i
+	a.ticks[i].producers++
 }
 
 // drop takes a producer's mark from it.
-func (a *activity) drop(p *producer) {
-	k := &a.marks[p.mark]
-	if k.producers--; k.producers == 0 && p.mark != a.current {
-		*k = mark{}
-		a.free = append(a.free, p.mark)
+func (a *recency) drop(p *producer) {
+	k := &a.ticks[p.tick]
+	if k.producers--; k.producers == 0 && p.tick != a.current {
+		*k = tick{}
+		a.free = append(a.free, p.tick)
 	}
 }
 
 // sweep forgets idle producers, at most sweepStep, and reports whether there
-// may be more. Requires mu held.
-func (m *ProducerStateManager) sweep(limit time.Duration) (expired int, more bool) {
-	a := &m.activity
+// may be more.
+func (m *state) sweep(limit time.Duration) (expired int, more bool) {
+	a := &m.recency
 	for range sweepStep {
 		oldest := a.idle.oldest
 		if oldest == 0 {
 			return expired, false
 		}
 		p := m.table.at(oldest.row())
-		if p.mark == a.current || a.now.before(a.marks[p.mark].at().add(limit)) {
+		if p.tick == a.current || a.now.before(a.ticks[p.tick].at().add(limit)) {
 			return expired, false
 		}
-		if m.forgetOrPark(oldest.row()) {
+		if m.forgetOrPin(oldest.row()) {
 			expired++
 		}
 	}
@@ -247,8 +246,8 @@ func (m *ProducerStateManager) sweep(limit time.Duration) (expired int, more boo
 // evict forgets the least recently committed producers until there is room for
 // one more below the cap, or none is left that may be forgotten. Where it meets
 // too many that must be kept, it leaves the rest of the way to the next commit of
-// a newcomer, so that no commit takes long. Requires mu held.
-func (m *ProducerStateManager) evict() {
+// a newcomer, so that no commit takes long.
+func (m *state) evict() {
 	if limit := m.cfg.MaxProducers; limit > 0 {
 		m.evictDownTo(limit-1, sweepStep)
 	}
@@ -256,89 +255,88 @@ func (m *ProducerStateManager) evict() {
 
 // evictDownTo forgets the least recently committed producers until there are no
 // more than n, or none is left that may be forgotten, but looks at no more than
-// the given number. Requires mu held.
-func (m *ProducerStateManager) evictDownTo(n, looks int) {
-	for ; looks > 0 && int(m.table.rows) > n && m.activity.idle.oldest != 0; looks-- {
-		if m.forgetOrPark(m.activity.idle.oldest.row()) {
+// the given number.
+func (m *state) evictDownTo(n, looks int) {
+	for ; looks > 0 && int(m.table.rows) > n && m.recency.idle.oldest != 0; looks-- {
+		if m.forgetOrPin(m.recency.idle.oldest.row()) {
 			m.stats.Evicted++
 		}
 	}
 }
 
 // forgetOrPark forgets the producer in a row, or, if it must be kept, moves it
-// out of the way of those after it. Requires mu held.
-func (m *ProducerStateManager) forgetOrPark(row uint32) bool {
-	if m.table.at(row).protected() {
+// out of the way of those after it.
+func (m *state) forgetOrPin(row uint32) bool {
+	if m.table.at(row).busy() {
 		m.unlink(row)
-		m.pushNewest(&m.activity.parked, row)
-		m.table.own(row).parked = true
+		m.pushNewest(&m.recency.pinned, row)
+		m.table.own(row).pinned = true
 		return false
 	}
 	m.forget(row)
-	m.forgotAt = m.endOffset
+	m.lastForgetEnd = m.endOffset
 	return true
 }
 
 // parkOldest moves those that must be kept out of the way of the first that may
-// be forgotten. Requires mu held.
-func (m *ProducerStateManager) parkOldest() {
-	a := &m.activity
-	for a.idle.oldest != 0 && m.table.at(a.idle.oldest.row()).protected() {
-		m.forgetOrPark(a.idle.oldest.row())
+// be forgotten.
+func (m *state) pinOldest() {
+	a := &m.recency
+	for a.idle.oldest != 0 && m.table.at(a.idle.oldest.row()).busy() {
+		m.forgetOrPin(a.idle.oldest.row())
 	}
 }
 
 // protected reports whether the producer must not be forgotten now.
-func (p *producer) protected() bool {
-	return p.txnFirst != noTxn || p.lane != 0
+func (p *producer) busy() bool {
+	return p.txnFirst != noTxn || p.queue != 0
 }
 
 // unpark puts a parked producer back among those that may be forgotten, where
 // its last activity belongs. That is at the oldest end: it had come to its turn
 // when it was parked, and only others that were put back since can be older.
-// Requires mu held.
-func (m *ProducerStateManager) unpark(p *producer, row uint32) {
+func (m *state) unpin(p *producer, row uint32) {
 	m.unlink(row)
-	p.parked = false
-	at := m.activity.idle.oldest
+	p.pinned = false
+	at := m.recency.idle.oldest
 	for at != 0 && m.olderThan(m.table.at(at.row()), p) {
 		at = m.table.at(at.row()).newer
 	}
-	m.insertBefore(&m.activity.idle, at, row)
+	m.insertBefore(&m.recency.idle, at, row)
 }
 
 // unparkAll puts all parked producers back. The one parked last goes first, so
 // that each finds its place at once, but for those before which others were put
-// back by themselves. Requires mu held.
-func (m *ProducerStateManager) unparkAll() {
-	for newest := &m.activity.parked.newest; *newest != 0; {
+// back by themselves.
+func (m *state) unpinAll() {
+	for newest := &m.recency.pinned.newest; *newest != 0; {
 		row := newest.row()
-		m.unpark(m.table.own(row), row)
+		m.unpin(m.table.own(row), row)
 	}
 }
 
 // olderThan reports whether p stands before q in the list: by the time of their
 // marks, and where a cap makes the order within a mark matter, by what they
 // committed.
-func (m *ProducerStateManager) olderThan(p, q *producer) bool {
-	if p.mark == q.mark {
+func (m *state) olderThan(p, q *producer) bool {
+	if p.tick == q.tick {
 		return m.cfg.MaxProducers > 0 && p.newestOffset() < q.newestOffset()
 	}
-	return m.activity.earlier(p.mark, q.mark)
+	return m.recency.earlier(p.tick, q.tick)
 }
 
 // earlier reports whether mark i stands for an earlier time than mark j.
-func (a *activity) earlier(i, j uint32) bool {
+func (a *recency) earlier(i, j uint32) bool {
 	if i == j || i == a.current || j == a.current {
 		return i != j && j == a.current
 	}
-	return a.marks[i].at().before(a.marks[j].at())
+	return a.ticks[i].at().before(a.ticks[j].at())
 }
 
-// forget takes the producer in a row out of everything. Requires mu held.
-func (m *ProducerStateManager) forget(row uint32) {
+// forget takes the producer in a row out of everything.
+func (m *state) forget(row uint32) {
 	m.unlink(row)
-	m.activity.drop(m.table.at(row))
+	m.recency.drop(m.table.at(row))
 	if last := m.table.rows - 1; row != last {
 		m.relink(last, row)
 	}
@@ -347,30 +345,30 @@ func (m *ProducerStateManager) forget(row uint32) {
 
 // touch makes a producer the most recently active one. It requires that p is
 // row's producer, for writing, and mu held.
-func (m *ProducerStateManager) touch(p *producer, row uint32) {
+func (m *state) touch(p *producer, row uint32) {
 	if m.isNewest(p, row) {
 		return
 	}
-	a := &m.activity
+	a := &m.recency
 	a.drop(p)
 	a.carry(p, a.current)
 	m.unlink(row)
 	m.pushNewest(&a.idle, row)
-	p.parked = false
+	p.pinned = false
 }
 
 // isNewest reports whether the list need not change for an activity of p. The
 // order within a mark matters only to a cap.
-func (m *ProducerStateManager) isNewest(p *producer, row uint32) bool {
-	a := &m.activity
-	return p.mark == a.current && !p.parked && (m.cfg.MaxProducers <= 0 || a.idle.newest == linkTo(row))
+func (m *state) isNewest(p *producer, row uint32) bool {
+	a := &m.recency
+	return p.tick == a.current && !p.pinned && (m.cfg.MaxProducers <= 0 || a.idle.newest == linkTo(row))
 }
 
-// enlist adds a new producer to the list. Requires mu held.
-func (m *ProducerStateManager) enlist(p *producer, row uint32) {
-	a := &m.activity
-	if len(a.marks) == 0 {
-		a.newMark()
+// enlist adds a new producer to the list.
+func (m *state) pushActive(p *producer, row uint32) {
+	a := &m.recency
+	if len(a.ticks) == 0 {
+		a.newTick()
 	}
 	a.carry(p, a.current)
 	m.pushNewest(&a.idle, row)
@@ -378,13 +376,13 @@ func (m *ProducerStateManager) enlist(p *producer, row uint32) {
 
 // pushNewest adds a row that is in no list to the newest end of l. Requires mu
 // held.
-func (m *ProducerStateManager) pushNewest(l *list, row uint32) {
+func (m *state) pushNewest(l *list, row uint32) {
 	m.insertBefore(l, 0, row)
 }
 
 // insertBefore adds a row that is in no list to l, as the older neighbour of
-// the row at newer, or at the newest end where that is none. Requires mu held.
-func (m *ProducerStateManager) insertBefore(l *list, newer link, row uint32) {
+// the row at newer, or at the newest end where that is none.
+func (m *state) insertBefore(l *list, newer link, row uint32) {
 	older := l.newest
 	if newer != 0 {
 		older = m.table.at(newer.row()).older
@@ -403,8 +401,8 @@ func (m *ProducerStateManager) insertBefore(l *list, newer link, row uint32) {
 	}
 }
 
-// unlink takes a row out of its list. Requires mu held.
-func (m *ProducerStateManager) unlink(row uint32) {
+// unlink takes a row out of its list.
+func (m *state) unlink(row uint32) {
 	p := m.table.own(row)
 	m.setNewer(p.older, linkTo(row), p.newer)
 	m.setOlder(p.newer, linkTo(row), p.older)
@@ -413,32 +411,32 @@ func (m *ProducerStateManager) unlink(row uint32) {
 
 // setNewer makes to the newer neighbour of the row at l; where l is none, self
 // is the oldest of its list, and to becomes that.
-func (m *ProducerStateManager) setNewer(l, self, to link) {
+func (m *state) setNewer(l, self, to link) {
 	switch {
 	case l != 0:
 		m.table.own(l.row()).newer = to
-	case m.activity.idle.oldest == self:
-		m.activity.idle.oldest = to
+	case m.recency.idle.oldest == self:
+		m.recency.idle.oldest = to
 	default:
-		m.activity.parked.oldest = to
+		m.recency.pinned.oldest = to
 	}
 }
 
 // setOlder is setNewer the other way round.
-func (m *ProducerStateManager) setOlder(l, self, to link) {
+func (m *state) setOlder(l, self, to link) {
 	switch {
 	case l != 0:
 		m.table.own(l.row()).older = to
-	case m.activity.idle.newest == self:
-		m.activity.idle.newest = to
+	case m.recency.idle.newest == self:
+		m.recency.idle.newest = to
 	default:
-		m.activity.parked.newest = to
+		m.recency.pinned.newest = to
 	}
 }
 
 // relink makes the neighbours of a row that is about to move point to its new
-// place. Requires mu held.
-func (m *ProducerStateManager) relink(from, to uint32) {
+// place.
+func (m *state) relink(from, to uint32) {
 	p := m.table.at(from)
 	m.setNewer(p.older, linkTo(from), linkTo(to))
 	m.setOlder(p.newer, linkTo(from), linkTo(to))

@@ -414,7 +414,7 @@ func TestMarksAreRecycled(t *testing.T) {
 		next[pid]++
 		now = now.Add(time.Second)
 		m.Expire(now)
-		if n := len(m.activity.marks); n > producers+1 {
+		if n := len(m.recency.ticks); n > producers+1 {
 			t.Fatalf("%d marks for %d producers after %d calls", n, producers, i+1)
 		}
 	}
@@ -434,12 +434,12 @@ func TestForgettingIsBounded(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		m.tick(instantOf(time.Unix(0, 0)))
-		m.tick(instantOf(time.Unix(1000, 0)))
+		m.startTick(instantOf(time.Unix(0, 0)))
+		m.startTick(instantOf(time.Unix(1000, 0)))
 		return m
 	}
-	parked := func(m *ProducerStateManager) (n int) {
-		for l := m.activity.parked.oldest; l != 0; l = m.table.at(l.row()).newer {
+	pinned := func(m *ProducerStateManager) (n int) {
+		for l := m.recency.pinned.oldest; l != 0; l = m.table.at(l.row()).newer {
 			n++
 		}
 		return n
@@ -457,8 +457,8 @@ func TestForgettingIsBounded(t *testing.T) {
 
 	m = filled(Config{}, true)
 	for done := 0; done < many; done += sweepStep {
-		if n, more := m.sweep(time.Second); n != 0 || !more || parked(m) != done+sweepStep {
-			t.Fatalf("a step forgot %d (more to do: %t) and passed over %d, want %d", n, more, parked(m), done+sweepStep)
+		if n, more := m.sweep(time.Second); n != 0 || !more || pinned(m) != done+sweepStep {
+			t.Fatalf("a step forgot %d (more to do: %t) and passed over %d, want %d", n, more, pinned(m), done+sweepStep)
 		}
 	}
 
@@ -467,7 +467,7 @@ func TestForgettingIsBounded(t *testing.T) {
 		if err := m.Commit(many+i, 0, 0, 1, many+i); err != nil {
 			t.Fatal(err)
 		}
-		if got, most := parked(m), int(i+1)*sweepStep; got > most {
+		if got, most := pinned(m), int(i+1)*sweepStep; got > most {
 			t.Fatalf("%d commits passed over %d producers, want at most %d", i+1, got, most)
 		}
 		audit(t, m)
@@ -767,8 +767,8 @@ func BenchmarkExpireStep(b *testing.B) {
 			var fastest []time.Duration
 			for range max(b.N, 3) {
 				m, _ := full(n)
-				m.tick(instantOf(time.Unix(0, 0)))
-				m.tick(instantOf(time.Unix(1000, 0)))
+				m.startTick(instantOf(time.Unix(0, 0)))
+				m.startTick(instantOf(time.Unix(1000, 0)))
 				for i, more := 0, true; more; i++ {
 					start := time.Now()
 					_, more = m.sweep(time.Second)
@@ -892,7 +892,7 @@ func TestUnparkedInTheirOrder(t *testing.T) {
 				t.Fatalf("%s: %v", name, err)
 			}
 			audit(t, m)
-			rows, err := auditList(m, "idle", m.activity.idle)
+			rows, err := auditList(m, "idle", m.recency.idle)
 			if err != nil {
 				t.Fatal(err)
 			}

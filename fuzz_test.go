@@ -9,7 +9,7 @@ type fromBytes struct{ rest []byte }
 
 func (f *fromBytes) pick(n int) int {
 	v := 0
-	for reach := 1; reach < n && len(f.rest) > 0; reach <<= 8 {
+	for restoredLogEnd := 1; restoredLogEnd < n && len(f.rest) > 0; restoredLogEnd <<= 8 {
 		v = v<<8 | int(f.rest[0])
 		f.rest = f.rest[1:]
 	}

@@ -47,15 +47,15 @@ type happening struct {
 
 // acquaintance is a producer that is remembered.
 type acquaintance struct {
-	epoch    int16
-	epochs   int // that it has had since it became known
-	batches  []BatchMetadata
-	ends     []int64 // of the batches
-	txn      int64
-	coord    int32
-	turn     int // of the last activity
-	fresh    bool
-	activity time.Time
+	epoch   int16
+	epochs  int // that it has had since it became known
+	batches []BatchMetadata
+	ends    []int64 // of the batches
+	txn     int64
+	coord   int32
+	turn    int // of the last activity
+	fresh   bool
+	recency time.Time
 }
 
 func newChronicle(cfg Config) *chronicle {
@@ -108,7 +108,7 @@ func (c *chronicle) apply(l logged) (saysMore bool) {
 		c.maxID = max(c.maxID, l.pid())
 	}
 	c.turn++
-	p.turn, p.fresh, p.activity = c.turn, true, time.Time{}
+	p.turn, p.fresh, p.recency = c.turn, true, time.Time{}
 	if l.epoch() != p.epoch {
 		p.epoch, p.batches, p.ends = l.epoch(), nil, nil
 		p.epochs++
@@ -162,7 +162,7 @@ func (c *chronicle) evict() {
 }
 
 // tick passes a time. It never goes back.
-func (c *chronicle) tick(now time.Time) {
+func (c *chronicle) startTick(now time.Time) {
 	if !c.ticked || now.After(c.now) {
 		c.now, c.ticked = now, true
 	}
@@ -170,12 +170,12 @@ func (c *chronicle) tick(now time.Time) {
 
 // expire forgets whoever has been idle for too long, and returns how many.
 func (c *chronicle) expire(now time.Time) (n int) {
-	c.tick(now)
+	c.startTick(now)
 	for pid, p := range c.known {
 		if p.fresh {
-			p.fresh, p.activity = false, c.now
+			p.fresh, p.recency = false, c.now
 		}
-		if p.txn < 0 && c.cfg.Expiration >= 0 && !c.now.Before(p.activity.Add(c.cfg.Expiration)) {
+		if p.txn < 0 && c.cfg.Expiration >= 0 && !c.now.Before(p.recency.Add(c.cfg.Expiration)) {
 			c.forget(pid)
 			n++
 		}
@@ -244,17 +244,17 @@ func (c *chronicle) truncate(to int64) {
 	r := c.rebuilt(to)
 	for pid, p := range r.known {
 		was := c.known[pid]
-		p.turn, p.fresh, p.activity = was.turn, was.fresh, was.activity
+		p.turn, p.fresh, p.recency = was.turn, was.fresh, was.recency
 	}
 	c.log, c.end, c.known = r.log, r.end, r.known
 }
 
-func (c *chronicle) state() state {
-	s := state{EndOffset: c.end, MaxProducerID: c.maxID}
+func (c *chronicle) state() observed {
+	s := observed{EndOffset: c.end, MaxProducerID: c.maxID}
 	for pid, p := range c.known {
 		v := ProducerState{ProducerID: pid, Epoch: p.epoch, Window: append([]BatchMetadata{}, p.batches[max(0, len(p.batches)-5):]...)}
 		if !p.fresh {
-			v.LastActivity = p.activity
+			v.LastActivity = p.recency
 		}
 		if p.txn >= 0 {
 			v.InTransaction, v.TransactionOffset = true, p.txn
@@ -280,7 +280,7 @@ func (c *chronicle) entries() []logged {
 }
 
 // withoutActivity returns a state without the times.
-func withoutActivity(s state) state {
+func withoutActivity(s observed) observed {
 	s.Producers = slices.Clone(s.Producers)
 	for i := range s.Producers {
 		s.Producers[i].LastActivity = time.Time{}
@@ -354,7 +354,7 @@ func (s *survivor) pid() int64 { return s.pids[s.pick(len(s.pids))] }
 // takes.
 func (s *survivor) count() int32 {
 	if s.pick(12) == 11 {
-		return []int32{narrow, narrow + 1, math.MaxInt32}[s.pick(3)]
+		return []int32{maxPlainCount, maxPlainCount + 1, math.MaxInt32}[s.pick(3)]
 	}
 	return int32(1 + s.pick(3))
 }
@@ -506,7 +506,7 @@ var (
 			s.expire(s.clock.Add(-time.Duration(s.pick(500)) * time.Millisecond))
 		}},
 	}
-	cuts = []deed{
+	truncations = []deed{
 		{"truncate", func(s *survivor) { s.truncate(int64(s.pick(int(min(s.c.end, 1<<40)) + 2))) }},
 		{"truncate a little", func(s *survivor) { s.truncate(max(-1, s.c.end-int64(s.pick(8)))) }},
 		{"reset", func(s *survivor) {
@@ -531,7 +531,7 @@ func (s *survivor) expire(now time.Time) {
 	s.note("expire now=%d", now.UnixMilli())
 	got := s.m.Expire(now)
 	if s.loose {
-		s.c.tick(now)
+		s.c.startTick(now)
 		return
 	}
 	if want := s.c.expire(now); got != want {

@@ -159,8 +159,13 @@ func (b *Batch) span() span { return makeSpan(b.BaseSequence, b.Count) }
 // It must not be copied, and its zero value is not one that New has made: it takes
 // producer id 0 for one that was seen, for instance.
 type ProducerStateManager struct {
-	// mu protects everything below it.
-	mu    sync.Mutex
+	mu sync.Mutex // protects state
+	state
+}
+
+// state is everything that a manager knows. It has no lock: its methods are
+// called with that of its manager held, or by the only one who knows it.
+type state struct {
 	cfg   Config
 	table table
 	stats Stats
@@ -175,31 +180,33 @@ type ProducerStateManager struct {
 	lastMarker int64
 	// reach is the end of the log when the snapshot was taken that was restored
 	// last, or 0. Until a replay has come so far, the state is not whole.
-	reach int64
+	restoredLogEnd int64
 	// forgotAt is the end offset when a producer was last forgotten, or 0.
-	forgotAt int64
+	lastForgetEnd int64
 	// inexact is set once what is remembered may differ from what a rebuild
 	// would give, but for producers forgotten; see Truncate.
-	inexact  bool
-	activity activity
+	inexact bool
+	recency recency
 	// cuts counts how often something was taken back from the log. Snapshots
 	// compare it, to know that they are of a log that is no longer.
-	cuts atomic.Uint64
+	truncations atomic.Uint64
 	// inFlight is what has been reserved, or nil where nothing ever was.
-	inFlight *pipelines
+	inFlight *inFlightSet
 }
 
 // New returns a manager for one partition of which nothing is known yet: no
 // producers, end offset 0. It copies cfg. A manager that stays empty takes
 // less than 512 bytes.
 func New(cfg Config) *ProducerStateManager {
-	return &ProducerStateManager{
-		cfg:           cfg,
-		table:         newTable(),
-		maxProducerID: NoProducerID,
-		lastMarker:    noOffset,
-		activity:      activity{now: instant{ms: longAgo}},
-	}
+	m := new(ProducerStateManager)
+	m.init(cfg)
+	return m
+}
+
+func (m *state) init(cfg Config) {
+	m.cfg, m.table = cfg, newTable()
+	m.maxProducerID, m.lastMarker = NoProducerID, noOffset
+	m.recency.now = instant{ms: longAgo}
 }
 
 // Check judges a batch and changes nothing: [ProducerStateManager.CheckBatch]
@@ -231,7 +238,7 @@ func (m *ProducerStateManager) Commit(pid int64, epoch int16, baseSeq, count int
 // ProducerStateEntry.
 func (m *ProducerStateManager) CheckBatch(b Batch) (Result, error) {
 	m.mu.Lock()
-	if p := m.table.find(b.ProducerID); p != nil && p.lane == 0 && p.epoch == b.Epoch && b.Count > 0 {
+	if p := m.table.find(b.ProducerID); p != nil && p.queue == 0 && p.epoch == b.Epoch && b.Count > 0 {
 		if p.window.follows(b.BaseSequence) {
 			m.mu.Unlock()
 			return Result{Verdict: Append}, nil
@@ -248,8 +255,8 @@ func (m *ProducerStateManager) CheckBatch(b Batch) (Result, error) {
 	return res, err
 }
 
-// check is CheckBatch in general. Requires mu held.
-func (m *ProducerStateManager) check(b *Batch) (Result, error) {
+// check is CheckBatch in general.
+func (m *state) check(b *Batch) (Result, error) {
 	res, p, err := m.judge(b)
 	if err != nil {
 		return res, m.refuse(*b, p, err)
@@ -295,18 +302,18 @@ func (m *ProducerStateManager) CommitBatch(b Batch, baseOffset int64) error {
 
 // isPlain reports whether a batch of p, the producer found last, changes
 // nothing but its window.
-func (m *ProducerStateManager) isPlain(b *Batch, p *producer) bool {
+func (m *state) isPlain(b *Batch, p *producer) bool {
 	return !b.Transactional && m.isNewest(p, m.table.lastRow)
 }
 
 // offsetRises reports whether baseOffset is at or above the end offset, and so
 // above every offset remembered.
-func (m *ProducerStateManager) offsetRises(b *Batch, baseOffset int64) bool {
+func (m *state) offsetRises(b *Batch, baseOffset int64) bool {
 	return baseOffset >= m.endOffset && roomAt(baseOffset, b.Count)
 }
 
-// commit is CommitBatch in general. Requires mu held.
-func (m *ProducerStateManager) commit(b *Batch, baseOffset int64) error {
+// commit is CommitBatch in general.
+func (m *state) commit(b *Batch, baseOffset int64) error {
 	res, p, err := m.judge(b)
 	switch {
 	case err != nil:
@@ -327,32 +334,32 @@ func (m *ProducerStateManager) commit(b *Batch, baseOffset int64) error {
 }
 
 // active returns a producer for writing, as the most recently active one, and
-// makes one with the given epoch where it is unknown. Requires mu held.
-func (m *ProducerStateManager) active(pid int64, epoch int16) *producer {
+// makes one with the given epoch where it is unknown.
+func (m *state) active(pid int64, epoch int16) *producer {
 	if m.table.find(pid) == nil {
-		return m.welcome(pid, epoch)
+		return m.addProducer(pid, epoch)
 	}
 	p := m.table.edit(pid)
 	m.touch(p, m.table.lastRow)
 	return p
 }
 
-// welcome makes a producer that is unknown. Requires mu held.
-func (m *ProducerStateManager) welcome(pid int64, epoch int16) *producer {
+// welcome makes a producer that is unknown.
+func (m *state) addProducer(pid int64, epoch int16) *producer {
 	m.evict()
 	m.maxProducerID = max(m.maxProducerID, pid)
 	if m.inFlight != nil {
-		m.inFlight.owed.drop(pid)
+		m.inFlight.failedFirst.drop(pid)
 	}
 	p := m.table.insert(pid)
 	p.epoch, p.txnFirst, p.coordinatorEpoch = epoch, noTxn, noCoordinator
-	m.enlist(p, m.table.lastRow)
+	m.pushActive(p, m.table.lastRow)
 	return p
 }
 
 // judge applies rules 0 to 7. Beside the answer it returns the producer, or nil
-// where it is unknown or the batch names none. Requires mu held.
-func (m *ProducerStateManager) judge(b *Batch) (Result, *producer, error) {
+// where it is unknown or the batch names none.
+func (m *state) judge(b *Batch) (Result, *producer, error) {
 	if b.ProducerID == NoProducerID {
 		return Result{Verdict: Append}, nil, nil
 	}
@@ -360,21 +367,67 @@ func (m *ProducerStateManager) judge(b *Batch) (Result, *producer, error) {
 		return Result{}, nil, ErrInvalidBatch
 	}
 	p := m.table.find(b.ProducerID)
-	if n, ok := m.laneOf(b.ProducerID, p); ok {
-		res, err := m.inFlight.lanes[n].judge(b, p)
-		return res, p, err
-	}
-	if p == nil {
+	l := m.inFlightOf(b.ProducerID, p)
+	if p == nil && l == nil {
 		res, err := m.judgeUnknown(b)
 		return res, nil, err
 	}
-	res, err := p.judge(b)
+	res, err := judgeKnown(b, p, l)
 	return res, p, err
 }
 
+// judgeKnown applies rules 3 to 7 to a well-formed batch of p, of which l is in
+// flight. Either may be nil, but not both. What is in flight counts as
+// committed, except that a batch whose answer depends on whether it will be has
+// to wait.
+func judgeKnown(b *Batch, p *producer, l *queue) (Result, error) {
+	epoch, next := tail(p, l)
+	switch {
+	case b.Epoch < epoch:
+		return Result{}, ErrFenced
+	case b.Epoch > epoch && b.BaseSequence != 0:
+		return Result{}, ErrOutOfOrderSequence
+	case b.Epoch > epoch && l != nil:
+		return Result{}, ErrInFlight
+	case b.Epoch > epoch:
+		return Result{Verdict: Append}, nil
+	}
+	if p != nil && p.epoch == epoch {
+		if first := p.window.find(b.span()); first != nil {
+			return Result{Duplicate, first.baseOffset}, nil
+		}
+	}
+	switch {
+	case l != nil && l.copyOf(b.span()) != nil:
+		return Result{}, ErrInFlight
+	case b.BaseSequence != next:
+		return Result{}, ErrOutOfOrderSequence
+	case l != nil && l.count == WindowSize:
+		return Result{}, ErrInFlight
+	}
+	return Result{Verdict: Append}, nil
+}
+
+// tail returns the epoch of a producer and the sequence that comes next, what is
+// in flight included.
+func tail(p *producer, l *queue) (epoch int16, next int32) {
+	if l != nil {
+		return l.epoch, l.next
+	}
+	return p.epoch, p.window.next
+}
+
+// inFlightOf returns what is in flight of a producer, or nil.
+func (m *state) inFlightOf(pid int64, p *producer) *queue {
+	if n, ok := m.queueOf(pid, p); ok {
+		return &m.inFlight.queues[n]
+	}
+	return nil
+}
+
 // judgeUnknown applies rule 2, the policy for a producer of which nothing is
-// remembered. Requires mu held.
-func (m *ProducerStateManager) judgeUnknown(b *Batch) (Result, error) {
+// remembered.
+func (m *state) judgeUnknown(b *Batch) (Result, error) {
 	switch policy := m.cfg.UnknownProducer; {
 	case b.BaseSequence == 0 || policy == AcceptAny:
 	case policy != StartAtZeroOnNewLog:
@@ -382,7 +435,7 @@ func (m *ProducerStateManager) judgeUnknown(b *Batch) (Result, error) {
 	case m.endOffset == 0:
 		return Result{}, ErrOutOfOrderSequence
 	}
-	if f, ok := m.owedBy(b.ProducerID); ok && f.epoch == b.Epoch && f.sequence != b.BaseSequence {
+	if f, ok := m.failedFirstOf(b.ProducerID); ok && f.epoch == b.Epoch && f.sequence != b.BaseSequence {
 		return Result{}, ErrOutOfOrderSequence
 	}
 	return Result{Verdict: Append}, nil
@@ -392,11 +445,11 @@ func (m *ProducerStateManager) judgeUnknown(b *Batch) (Result, error) {
 // a new log where everybody must start at 0, that is all there is to ask: what
 // is owed from before the log was cut to nothing could never be paid. Requires
 // mu held.
-func (m *ProducerStateManager) owedBy(pid int64) (firstBatch, bool) {
+func (m *state) failedFirstOf(pid int64) (firstBatch, bool) {
 	if m.inFlight == nil || m.cfg.UnknownProducer == StartAtZeroOnNewLog && m.endOffset == 0 {
 		return firstBatch{}, false
 	}
-	return m.inFlight.owed.get(pid)
+	return m.inFlight.failedFirst.get(pid)
 }
 
 func newestOffset(p *producer) int64 {
@@ -417,21 +470,21 @@ func roomAt(baseOffset int64, count int32) bool {
 	return baseOffset >= 0 && baseOffset <= math.MaxInt64-int64(max(count, 0))
 }
 
-func (m *ProducerStateManager) advance(endOffset int64) {
+func (m *state) advance(endOffset int64) {
 	m.endOffset = max(m.endOffset, endOffset)
 }
 
 // isInFlight reports whether something of a producer is in flight. Requires mu
 // held.
-func (m *ProducerStateManager) isInFlight(pid int64, p *producer) bool {
-	_, ok := m.laneOf(pid, p)
+func (m *state) isInFlight(pid int64, p *producer) bool {
+	_, ok := m.queueOf(pid, p)
 	return ok
 }
 
-// refuse counts a refusal and gathers the facts of it. Requires mu held.
-func (m *ProducerStateManager) refuse(b Batch, p *producer, why error) error {
-	if n, ok := m.laneOf(b.ProducerID, p); ok && why == ErrInFlight {
-		return m.refuseInFlight(b, &m.inFlight.lanes[n])
+// refuse counts a refusal and gathers the facts of it.
+func (m *state) refuse(b Batch, p *producer, why error) error {
+	if n, ok := m.queueOf(b.ProducerID, p); ok && why == ErrInFlight {
+		return m.refuseInFlight(b, &m.inFlight.queues[n])
 	}
 	m.stats.count(why)
 	e := newBatchError(b, noOffset, why)
@@ -449,21 +502,21 @@ func (m *ProducerStateManager) refuse(b Batch, p *producer, why error) error {
 }
 
 // position returns the epoch and the next sequence of a producer, what is in
-// flight included. Where it is unknown, the epoch is noEpoch. Requires mu held.
-func (m *ProducerStateManager) position(pid int64, p *producer) (epoch int16, next int32) {
-	if n, ok := m.laneOf(pid, p); ok {
-		l := &m.inFlight.lanes[n]
+// flight included. Where it is unknown, the epoch is noEpoch.
+func (m *state) position(pid int64, p *producer) (epoch int16, next int32) {
+	if n, ok := m.queueOf(pid, p); ok {
+		l := &m.inFlight.queues[n]
 		return l.epoch, l.next
 	}
 	if p != nil {
 		return p.epoch, p.window.next
 	}
-	f, _ := m.owedBy(pid)
+	f, _ := m.failedFirstOf(pid)
 	return noEpoch, f.sequence
 }
 
 // refuseCommit is refuse with the offsets that only a Commit knows of.
-func (m *ProducerStateManager) refuseCommit(b *Batch, p *producer, why error, base, first int64) error {
+func (m *state) refuseCommit(b *Batch, p *producer, why error, base, first int64) error {
 	err := m.refuse(*b, p, why)
 	if e, ok := err.(*BatchError); ok {
 		e.BaseOffset, e.FirstOffset = base, first

@@ -436,7 +436,7 @@ func TestStrings(t *testing.T) {
 func TestNewIsEmpty(t *testing.T) {
 	m := New(Config{})
 	audit(t, m)
-	if diff := cmp.Diff(state{EndOffset: 0, MaxProducerID: NoProducerID}, stateOf(m)); diff != "" {
+	if diff := cmp.Diff(observed{EndOffset: 0, MaxProducerID: NoProducerID}, stateOf(m)); diff != "" {
 		t.Errorf("a new manager (-want +got):\n%s", diff)
 	}
 	if m.Len() != 0 || m.Stats() != (Stats{}) {

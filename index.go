@@ -58,7 +58,7 @@ func (g *group) free() uint64 { return zeroBytes(g.tags) }
 func zeroBytes(x uint64) uint64 { return (x - eachByte) &^ x & topBits }
 
 // lowest returns the slot that the lowest mark stands for.
-func lowest(marks uint64) int { return bits.TrailingZeros64(marks) / 8 }
+func lowest(ticks uint64) int { return bits.TrailingZeros64(ticks) / 8 }
 
 func (g *group) tag(i int) uint8 { return uint8(g.tags >> (8 * i)) }
 

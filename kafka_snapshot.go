@@ -95,8 +95,8 @@ func (s *Snapshot) byID() []uint32 {
 // timestamp returns when a producer was last active, as far as it is known.
 func (s *Snapshot) timestamp(p *producer) int64 {
 	switch {
-	case p.mark != s.current:
-		return s.marks[p.mark].ms
+	case p.tick != s.current:
+		return s.ticks[p.tick].ms
 	case s.head.now.ms == longAgo:
 		return noTimestamp
 	}
@@ -152,7 +152,7 @@ func (m *ProducerStateManager) RestoreKafka(r io.Reader, endOffset int64) error 
 
 // decodeKafka fills an empty manager but for the offsets. What went wrong is in
 // d.
-func (m *ProducerStateManager) decodeKafka(d *snapshotDecoder) {
+func (m *state) decodeKafka(d *snapshotDecoder) {
 	if b := d.take(2); b != nil && bigEndian.Uint16(b) != kafkaVersion {
 		d.err = fmt.Errorf("%w: %d, known is %d", ErrSnapshotVersion, bigEndian.Uint16(b), kafkaVersion)
 	}
@@ -175,7 +175,7 @@ func (m *ProducerStateManager) decodeKafka(d *snapshotDecoder) {
 
 // decodeKafkaProducers reads the producers, each into a row of its own, and
 // returns the rows with the times of their last activity.
-func (m *ProducerStateManager) decodeKafkaProducers(d *snapshotDecoder, rows *filler, producers uint32) []ranked {
+func (m *state) decodeKafkaProducers(d *snapshotDecoder, rows *filler, producers uint32) []ranked {
 	var ranks []ranked
 	for i := range producers {
 		b := d.take(kafkaProducerSize)
@@ -213,14 +213,14 @@ func (p *producer) decodeKafkaBatch(b []byte, endOffset int64) bool {
 	case delta < 0 || delta == math.MaxInt32 || lastOffset >= endOffset:
 		return false
 	case last == noSequence:
-		p.past |= pastMarker
+		p.history |= hadMarker
 		return lastOffset == noOffset && delta == 0 || lastOffset >= int64(delta)
 	case last < 0 || lastOffset < int64(delta):
 		return false
 	}
 	count := delta + 1
 	p.window.push(makeSpan(firstSequence(last, count), count), lastOffset-int64(delta))
-	p.window.rolled = true
+	p.window.evicted = true
 	return true
 }
 
@@ -242,7 +242,7 @@ func rankByTimestamp(timestamp int64, row uint32) ranked {
 
 // enlistAll puts the rows of ranks, which are all there are, into the list: by
 // time, and then as they committed.
-func (m *ProducerStateManager) enlistAll(ranks []ranked) {
+func (m *state) enlistAll(ranks []ranked) {
 	all := &frozen{pages: m.table.pages, rows: m.table.rows}
 	rows := all.inOrder(ranks)
 	for len(rows) > 0 {
@@ -253,25 +253,25 @@ func (m *ProducerStateManager) enlistAll(ranks []ranked) {
 		m.enlistAt(first, rows[:n])
 		rows = rows[n:]
 	}
-	a := &m.activity
+	a := &m.recency
 	if n := len(ranks); n > 0 && ranks[a.idle.newest.row()].time == timeKnown {
-		a.current = a.newMark()
+		a.current = a.newTick()
 	}
 	a.ahead = true
-	m.parkOldest()
+	m.pinOldest()
 }
 
 // enlistAt puts rows into the list as those last active at one time, and makes
 // that the current mark. They come in the order of producer ids, which is left
 // where offsets agree.
-func (m *ProducerStateManager) enlistAt(when ranked, rows []uint32) {
-	a := &m.activity
+func (m *state) enlistAt(when ranked, rows []uint32) {
+	a := &m.recency
 	slices.SortStableFunc(rows, func(p, q uint32) int {
 		return cmp.Compare(m.table.at(p).newestOffset(), m.table.at(q).newestOffset())
 	})
-	a.current = a.newMark()
+	a.current = a.newTick()
 	if when.time == timeKnown {
-		a.marks[a.current].ms = int64(when.key ^ signBit)
+		a.ticks[a.current].ms = int64(when.key ^ signBit)
 	}
 	for _, row := range rows {
 		a.carry(m.table.at(row), a.current)

@@ -143,8 +143,8 @@ func (m *model) count(err error) {
 }
 
 // state is what a manager in the model's place would show.
-func (m *model) state() state {
-	s := state{EndOffset: m.endOffset, MaxProducerID: m.maxID}
+func (m *model) state() observed {
+	s := observed{EndOffset: m.endOffset, MaxProducerID: m.maxID}
 	for pid, all := range m.accepted {
 		p := ProducerState{ProducerID: pid, Epoch: all[len(all)-1].epoch}
 		for _, b := range m.window(pid) {

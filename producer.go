@@ -14,14 +14,14 @@ package idempotence
 //  2. The window holds only batches of this epoch.
 //  3. txnFirst is noTxn or >= 0; coordinatorEpoch is noCoordinator or >= 0.
 type producer struct {
-	id     int64
-	mark   uint32 // of its last activity; see activity
-	epoch  int16
-	past   past
-	parked bool   // in activity.parked
-	lane   uint32 // of its batches in flight, plus one; 0 where there are none
-	older  link   // neighbours in activity
-	window window
+	id      int64
+	tick    uint32 // of its last activity; see activity
+	epoch   int16
+	history history
+	pinned  bool   // in activity.parked
+	queue   uint32 // of its batches in flight, plus one; 0 where there are none
+	older   link   // neighbours in activity
+	window  window
 	// txnFirst is the offset of the first batch of the open transaction.
 	txnFirst         int64
 	coordinatorEpoch int32
@@ -35,11 +35,11 @@ const (
 
 // past is what a producer has behind it that its other fields no longer show,
 // and that Truncate cannot bring back.
-type past uint8
+type history uint8
 
 const (
-	pastEpoch  past = 1 << iota // it had another epoch before
-	pastMarker                  // a marker of it was seen, or a batch without sequences
+	hadEpoch  history = 1 << iota // it had another epoch before
+	hadMarker                     // a marker of it was seen, or a batch without sequences
 )
 
 // newestOffset returns the newest base offset remembered, or noOffset.
@@ -54,32 +54,7 @@ func (p *producer) newestOffset() int64 {
 // in flight: the case that nearly every batch is, told with a few comparisons.
 // That the batch is well-formed follows from them, but for its count.
 func (p *producer) continuedBy(b *Batch) bool {
-	return p.id == b.ProducerID && p.epoch == b.Epoch && p.window.follows(b.BaseSequence) && p.lane == 0 && b.Count > 0
-}
-
-// judge applies rules 3 to 7 to a well-formed batch of this producer. It
-// changes nothing.
-func (p *producer) judge(b *Batch) (Result, error) {
-	if b.Epoch != p.epoch {
-		return p.judgeOtherEpoch(b)
-	}
-	if first := p.window.find(b.span()); first != nil {
-		return Result{Duplicate, first.baseOffset}, nil
-	}
-	if b.BaseSequence != p.window.next {
-		return Result{}, ErrOutOfOrderSequence
-	}
-	return Result{Verdict: Append}, nil
-}
-
-func (p *producer) judgeOtherEpoch(b *Batch) (Result, error) {
-	switch {
-	case b.Epoch < p.epoch:
-		return Result{}, ErrFenced
-	case b.BaseSequence != 0:
-		return Result{}, ErrOutOfOrderSequence
-	}
-	return Result{Verdict: Append}, nil
+	return p.id == b.ProducerID && p.epoch == b.Epoch && p.window.follows(b.BaseSequence) && p.queue == 0 && b.Count > 0
 }
 
 // record makes an appended batch the newest remembered one. It requires that
@@ -96,7 +71,7 @@ func (p *producer) adopt(epoch int16) {
 	if epoch != p.epoch {
 		p.window.clear()
 		p.epoch = epoch
-		p.past |= pastEpoch
+		p.history |= hadEpoch
 	}
 }
 

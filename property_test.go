@@ -402,14 +402,14 @@ func (s seeded) pick(n int) int { return s.IntN(n) }
 // did the same would prove nothing and be green.
 func TestRigReachesEverything(t *testing.T) {
 	r := newRig(t, seeded{rand.New(rand.NewPCG(1, 2))}, Config{})
-	wide, narrow, shared := 0, 0, 0
+	mayRepeat, maxPlainCount, shared := 0, 0, 0
 	for range 3000 {
 		actions[r.c.pick(len(actions))].do(r)
 		r.verify()
-		if p := r.m.table.find(31); p != nil && p.window.wide {
-			wide++
+		if p := r.m.table.find(31); p != nil && p.window.mayRepeat {
+			mayRepeat++
 		} else if p != nil && p.window.count == WindowSize {
-			narrow++
+			maxPlainCount++
 		}
 		if pages := r.m.table.pages; len(pages) > 0 && pages[0].era != r.m.table.era {
 			shared++
@@ -419,7 +419,7 @@ func TestRigReachesEverything(t *testing.T) {
 	for what, n := range map[string]int{
 		"accepted": int(s.Accepted), "duplicate": int(s.Duplicate), "out of order": int(s.OutOfOrder),
 		"unknown": int(s.Unknown), "fenced": int(s.Fenced), "invalid": int(s.Invalid),
-		"wide window": wide, "narrow full window": narrow, "shared page": shared, "producers": r.m.Len(),
+		"wide window": mayRepeat, "narrow full window": maxPlainCount, "shared page": shared, "producers": r.m.Len(),
 	} {
 		if n < 20 {
 			t.Errorf("%s: met %d times in 3000 steps", what, n)

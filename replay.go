@@ -136,8 +136,8 @@ func (b *Batch) replayable() bool {
 	return b.ProducerID >= 0 && b.Epoch >= 0 && b.BaseSequence >= noBaseSequence && b.Count >= 1
 }
 
-// replay applies a replayable batch. Requires mu held.
-func (m *ProducerStateManager) replay(b *Batch, baseOffset int64) {
+// replay applies a replayable batch.
+func (m *state) replay(b *Batch, baseOffset int64) {
 	p := m.table.find(b.ProducerID)
 	if p != nil && (b.Epoch < p.epoch || baseOffset <= p.newestOffset()) {
 		return
@@ -149,21 +149,21 @@ func (m *ProducerStateManager) replay(b *Batch, baseOffset int64) {
 	}
 	m.lastMarker = max(m.lastMarker, baseOffset+int64(b.Count)-1)
 	p.adopt(b.Epoch)
-	p.past |= pastMarker
+	p.history |= hadMarker
 	p.openTxn(b, baseOffset)
 }
 
 // overtake returns a producer as active does, for an entry of the log at offset.
 // It abandons what the producer has in flight, which the log has moved under. A
 // producer that was forgotten, and comes back because a replay overlaps what was
-// known, may have more in the log than is replayed. Requires mu held.
-func (m *ProducerStateManager) overtake(pid int64, epoch int16, offset int64) *producer {
+// known, may have more in the log than is replayed.
+func (m *state) overtake(pid int64, epoch int16, offset int64) *producer {
 	p := m.table.find(pid)
-	if offset < m.forgotAt && newestOffset(p) == noOffset {
+	if offset < m.lastForgetEnd && newestOffset(p) == noOffset {
 		m.inexact = true
 	}
-	if n, ok := m.laneOf(pid, p); ok {
-		m.abandonLane(n)
+	if n, ok := m.queueOf(pid, p); ok {
+		m.abandonQueue(n)
 	}
 	return m.active(pid, epoch)
 }
@@ -200,7 +200,7 @@ func (m *ProducerStateManager) ReplayMarker(k Marker, offset int64) error {
 	p.adopt(k.Epoch)
 	p.txnFirst = noTxn
 	p.coordinatorEpoch = max(p.coordinatorEpoch, k.CoordinatorEpoch)
-	p.past |= pastMarker
+	p.history |= hadMarker
 	return nil
 }
 

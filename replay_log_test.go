@@ -135,7 +135,7 @@ func describeAll(p ProducerState) string {
 // before is applied and nothing of the rest, and the error says where that is.
 func TestReplayLogEnds(t *testing.T) {
 	log, ends := smallLog()
-	states := map[int]state{}
+	states := map[int]observed{}
 	for _, end := range append([]int{0}, ends...) {
 		m := New(Config{})
 		if _, err := m.ReplayLog(bytes.NewReader(log[:end])); err != nil {

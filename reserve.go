@@ -93,7 +93,7 @@ func (e *InFlightError) Error() string {
 type Reservation struct {
 	m      *ProducerStateManager
 	ticket uint64
-	lane   uint32
+	queue  uint32
 	ended  bool // by Commit or Abort of this handle; protected by m.mu
 }
 
@@ -104,7 +104,7 @@ const reservationBlock = 63
 
 // flight is one batch in flight. Where it has left, done is nil, and the rest
 // means nothing.
-type flight struct {
+type inFlightBatch struct {
 	ticket        uint64
 	span          span
 	baseOffset    int64 // where committed
@@ -115,7 +115,7 @@ type flight struct {
 }
 
 // lowest returns the lowest offset at which the batch may lie.
-func (f *flight) lowest() int64 {
+func (f *inFlightBatch) lowest() int64 {
 	if f.committed {
 		return f.baseOffset
 	}
@@ -123,7 +123,7 @@ func (f *flight) lowest() int64 {
 }
 
 // end lets go whoever waits for the flight.
-func (f *flight) end() {
+func (f *inFlightBatch) end() {
 	if f.done != nil {
 		close(f.done)
 		f.done = nil
@@ -138,24 +138,24 @@ func (f *flight) end() {
 //     newest; all are of one epoch, which is not older than the producer's.
 //  3. The head is not committed: it would have left.
 //  4. Base offsets of committed ones rise, with room for those between.
-type lane struct {
+type queue struct {
 	pid     int64
 	epoch   int16
 	start   uint8
 	count   uint8
 	next    int32
-	flights [WindowSize]flight
+	batches [WindowSize]inFlightBatch
 }
 
 // slot maps position i, counted from the head, to its place in flights.
-func (l *lane) slot(i uint8) uint8 { return ringSlot(l.start, i) }
+func (l *queue) slot(i uint8) uint8 { return ringSlot(l.start, i) }
 
 // at returns flight i, counted from the head. It requires i < count, or, for
 // the place of the next one, i == count.
-func (l *lane) at(i uint8) *flight { return &l.flights[l.slot(i)] }
+func (l *queue) at(i uint8) *inFlightBatch { return &l.batches[l.slot(i)] }
 
 // find returns the position of the flight with a ticket.
-func (l *lane) find(ticket uint64) (uint8, bool) {
+func (l *queue) find(ticket uint64) (uint8, bool) {
 	for i := range l.count {
 		if l.at(i).ticket == ticket {
 			return i, true
@@ -165,7 +165,7 @@ func (l *lane) find(ticket uint64) (uint8, bool) {
 }
 
 // copyOf returns the flight of exactly s, or nil.
-func (l *lane) copyOf(s span) *flight {
+func (l *queue) copyOf(s span) *inFlightBatch {
 	for i := range l.count {
 		if f := l.at(i); f.span == s {
 			return f
@@ -180,7 +180,7 @@ func (l *lane) copyOf(s span) *flight {
 //
 // It reckons without a sign: what is reserved may need more offsets than there
 // are.
-func (l *lane) roomFor(i uint8, baseOffset, low int64) bool {
+func (l *queue) roomFor(i uint8, baseOffset, low int64) bool {
 	end := uint64(low)
 	for j := range i {
 		f := l.at(j)
@@ -194,7 +194,7 @@ func (l *lane) roomFor(i uint8, baseOffset, low int64) bool {
 }
 
 // roomBehind reports whether what is behind flight i can lie from end on.
-func (l *lane) roomBehind(i uint8, end uint64) bool {
+func (l *queue) roomBehind(i uint8, end uint64) bool {
 	for j := i + 1; j < l.count; j++ {
 		f := l.at(j)
 		if f.committed {
@@ -214,8 +214,8 @@ func (l *lane) roomBehind(i uint8, end uint64) bool {
 //     has its number plus one, or, where the producer has no row, the one that
 //     newcomers has it for.
 //  2. doubt is noOffset or at most the end offset.
-type pipelines struct {
-	lanes     []lane
+type inFlightSet struct {
+	queues    []queue
 	free      []uint32
 	newcomers map[int64]uint32
 	tickets   uint64        // handed out so far
@@ -223,10 +223,10 @@ type pipelines struct {
 	used      int
 	// doubt is an offset from which on the log may hold batches whose append
 	// was in flight when it was abandoned, or noOffset.
-	doubt int64
+	unknownFrom int64
 	// reading is set while a replay goes on that began at or before doubt.
-	reading bool
-	owed    owed
+	reading     bool
+	failedFirst failedFirst
 }
 
 // owed remembers, of producers of which nothing else is remembered, the first
@@ -236,7 +236,7 @@ type pipelines struct {
 // epoch. Two generations, of which the older is dropped as a whole when as much
 // time has passed as a producer is remembered, or when there are as many as
 // producers may be.
-type owed struct {
+type failedFirst struct {
 	young, old map[int64]firstBatch
 	since      instant // when young was begun
 }
@@ -246,7 +246,7 @@ type firstBatch struct {
 	sequence int32
 }
 
-func (o *owed) get(pid int64) (firstBatch, bool) {
+func (o *failedFirst) get(pid int64) (firstBatch, bool) {
 	f, ok := o.young[pid]
 	if !ok {
 		f, ok = o.old[pid]
@@ -254,20 +254,20 @@ func (o *owed) get(pid int64) (firstBatch, bool) {
 	return f, ok
 }
 
-func (o *owed) put(pid int64, f firstBatch) {
+func (o *failedFirst) put(pid int64, f firstBatch) {
 	if o.young == nil {
 		o.young = make(map[int64]firstBatch)
 	}
 	o.young[pid] = f
 }
 
-func (o *owed) drop(pid int64) {
+func (o *failedFirst) drop(pid int64) {
 	delete(o.young, pid)
 	delete(o.old, pid)
 }
 
-func (o *owed) rotate(now instant) {
-	*o = owed{old: o.young, since: now}
+func (o *failedFirst) rotate(now instant) {
+	*o = failedFirst{old: o.young, since: now}
 }
 
 // Reserve judges a batch against what is remembered of its producer and
@@ -300,7 +300,7 @@ func (m *ProducerStateManager) Reserve(b Batch) (*Reservation, Result, error) {
 	return r, res, err
 }
 
-// reserveAny is Reserve in general. Requires mu held.
+// reserveAny is Reserve in general.
 func (m *ProducerStateManager) reserveAny(b *Batch) (*Reservation, Result, error) {
 	res, p, err := m.judge(b)
 	if err != nil {
@@ -350,7 +350,7 @@ func (m *ProducerStateManager) ReserveWait(ctx context.Context, b Batch) (*Reser
 func (r *Reservation) Commit(baseOffset int64) error {
 	m := r.m
 	m.mu.Lock()
-	if m.landAlone(r, baseOffset) {
+	if m.applyAlone(r, baseOffset) {
 		m.mu.Unlock()
 		return nil
 	}
@@ -361,9 +361,9 @@ func (r *Reservation) Commit(baseOffset int64) error {
 
 // landAlone commits a batch that is alone in its lane and changes nothing but
 // the window of its producer. It does nothing and returns false where the case
-// is not that simple. Requires mu held.
-func (m *ProducerStateManager) landAlone(r *Reservation, baseOffset int64) bool {
-	l := &m.inFlight.lanes[r.lane]
+// is not that simple.
+func (m *ProducerStateManager) applyAlone(r *Reservation, baseOffset int64) bool {
+	l := &m.inFlight.queues[r.queue]
 	f := l.at(0)
 	if r.ended || l.count != 1 || f.ticket != r.ticket || f.transactional {
 		return false
@@ -378,8 +378,8 @@ func (m *ProducerStateManager) landAlone(r *Reservation, baseOffset int64) bool 
 	m.endOffset = baseOffset + int64(f.span.count())
 	p.window.push(f.span, baseOffset)
 	f.end()
-	l.count, p.lane = 0, 0
-	m.inFlight.free = append(m.inFlight.free, r.lane)
+	l.count, p.queue = 0, 0
+	m.inFlight.free = append(m.inFlight.free, r.queue)
 	return true
 }
 
@@ -390,7 +390,7 @@ func (r *Reservation) commit(baseOffset int64) error {
 	if err != nil {
 		return err
 	}
-	l := &m.inFlight.lanes[r.lane]
+	l := &m.inFlight.queues[r.queue]
 	f := l.at(i)
 	p := m.table.find(l.pid)
 	if !l.roomFor(i, baseOffset, newestEnd(p)) {
@@ -399,7 +399,7 @@ func (r *Reservation) commit(baseOffset int64) error {
 	r.ended = true
 	m.advance(baseOffset + int64(f.span.count()))
 	f.committed, f.baseOffset = true, baseOffset
-	m.land(r.lane)
+	m.applyHead(r.queue)
 	return nil
 }
 
@@ -428,9 +428,9 @@ func (r *Reservation) Abort() error {
 		return err
 	}
 	r.ended = true
-	l := &m.inFlight.lanes[r.lane]
+	l := &m.inFlight.queues[r.queue]
 	b := *l.batch(l.at(i))
-	if cut := m.cancel(r.lane, i); cut != noOffset {
+	if cut := m.cancel(r.queue, i); cut != noOffset {
 		e := newBatchError(b, noOffset, ErrHole)
 		e.FirstOffset = cut
 		return e
@@ -458,11 +458,11 @@ func (r *Reservation) position() (uint8, error) {
 	if r.ended {
 		return 0, ErrSettled
 	}
-	i, ok := r.m.inFlight.lanes[r.lane].find(r.ticket)
+	i, ok := r.m.inFlight.queues[r.queue].find(r.ticket)
 	switch {
 	case !ok:
 		return 0, ErrAbandoned
-	case r.m.inFlight.lanes[r.lane].at(i).committed:
+	case r.m.inFlight.queues[r.queue].at(i).committed:
 		return 0, ErrSettled // by a copy of the handle
 	}
 	return i, nil
@@ -479,10 +479,10 @@ func newestEnd(p *producer) int64 {
 }
 
 // pipelines returns what there is about reservations, and makes it for the
-// first one. Requires mu held.
-func (m *ProducerStateManager) pipelines() *pipelines {
+// first one.
+func (m *state) inFlightSet() *inFlightSet {
 	if m.inFlight == nil {
-		m.inFlight = &pipelines{newcomers: make(map[int64]uint32), doubt: noOffset}
+		m.inFlight = &inFlightSet{newcomers: make(map[int64]uint32), unknownFrom: noOffset}
 	}
 	return m.inFlight
 }
@@ -491,13 +491,13 @@ func (m *ProducerStateManager) pipelines() *pipelines {
 // producer, or nil where it is unknown or the batch names none. Requires mu
 // held.
 func (m *ProducerStateManager) reserve(b *Batch, p *producer) *Reservation {
-	pl := m.pipelines()
-	n := m.laneFor(b, p)
+	pl := m.inFlightSet()
+	n := m.queueFor(b, p)
 	pl.tickets++
-	f := pl.lanes[n].push(makeSpan(b.BaseSequence, max(b.Count, 0)))
+	f := pl.queues[n].push(makeSpan(b.BaseSequence, max(b.Count, 0)))
 	f.ticket, f.floor, f.transactional = pl.tickets, m.endOffset, b.Transactional
 	r := m.reservation()
-	r.ticket, r.lane = pl.tickets, n
+	r.ticket, r.queue = pl.tickets, n
 	return r
 }
 
@@ -519,7 +519,7 @@ func (m *ProducerStateManager) reservation() *Reservation {
 // push adds a flight at the end, and returns it for the rest to be filled in. It
 // requires count < WindowSize. The place is reused, whose done is nil, so that no
 // pointer is written.
-func (l *lane) push(s span) *flight {
+func (l *queue) push(s span) *inFlightBatch {
 	f := l.at(l.count)
 	f.span, f.committed = s, false
 	l.count++
@@ -528,16 +528,16 @@ func (l *lane) push(s span) *flight {
 }
 
 // laneFor returns the lane that a batch belongs in, and opens one where there
-// is none. Requires mu held.
-func (m *ProducerStateManager) laneFor(b *Batch, p *producer) uint32 {
+// is none.
+func (m *state) queueFor(b *Batch, p *producer) uint32 {
 	pl := m.inFlight
-	if n, ok := m.laneOf(b.ProducerID, p); ok {
+	if n, ok := m.queueOf(b.ProducerID, p); ok {
 		return n
 	}
 	n := pl.open(b)
 	switch {
 	case p != nil:
-		m.table.edit(b.ProducerID).lane = n + 1
+		m.table.edit(b.ProducerID).queue = n + 1
 	case b.ProducerID != NoProducerID:
 		pl.newcomers[b.ProducerID] = n
 	}
@@ -545,24 +545,24 @@ func (m *ProducerStateManager) laneFor(b *Batch, p *producer) uint32 {
 }
 
 // open returns an empty lane for a batch's producer and epoch.
-func (pl *pipelines) open(b *Batch) uint32 {
-	n := uint32(len(pl.lanes))
+func (pl *inFlightSet) open(b *Batch) uint32 {
+	n := uint32(len(pl.queues))
 	if last := len(pl.free) - 1; last >= 0 {
 		n, pl.free = pl.free[last], pl.free[:last]
 	} else {
-		pl.lanes = append(pl.lanes, lane{})
+		pl.queues = append(pl.queues, queue{})
 	}
-	l := &pl.lanes[n]
+	l := &pl.queues[n]
 	l.pid, l.epoch, l.start = b.ProducerID, b.Epoch, 0
 	return n
 }
 
 // laneOf returns the lane of a producer, if something of it is in flight. p is
-// the producer, or nil where it is unknown. Requires mu held.
-func (m *ProducerStateManager) laneOf(pid int64, p *producer) (uint32, bool) {
+// the producer, or nil where it is unknown.
+func (m *state) queueOf(pid int64, p *producer) (uint32, bool) {
 	switch {
 	case p != nil:
-		return p.lane - 1, p.lane != 0
+		return p.queue - 1, p.queue != 0
 	case m.inFlight == nil:
 		return 0, false
 	}
@@ -571,46 +571,46 @@ func (m *ProducerStateManager) laneOf(pid int64, p *producer) (uint32, bool) {
 }
 
 // land moves what is committed from the head of a lane into the window, and
-// closes the lane if it is empty then. Requires mu held.
-func (m *ProducerStateManager) land(n uint32) {
-	l := &m.inFlight.lanes[n]
+// closes the lane if it is empty then.
+func (m *state) applyHead(n uint32) {
+	l := &m.inFlight.queues[n]
 	for l.count > 0 && l.at(0).committed {
 		f := l.at(0)
 		m.stats.Accepted++
 		if l.pid != NoProducerID {
-			m.landing(l.pid, n, l.epoch).record(l.batch(f), f.baseOffset)
+			m.headProducer(l.pid, n, l.epoch).record(l.batch(f), f.baseOffset)
 		}
 		f.end()
 		l.start, l.count = l.slot(1), l.count-1
 	}
 	if l.count == 0 {
-		m.closeLane(n)
+		m.closeQueue(n)
 	}
 }
 
 // landing returns the producer of a lane as active does, and makes the lane its
-// own if it was unknown until now. Requires mu held.
-func (m *ProducerStateManager) landing(pid int64, n uint32, epoch int16) *producer {
+// own if it was unknown until now.
+func (m *state) headProducer(pid int64, n uint32, epoch int16) *producer {
 	p := m.active(pid, epoch)
-	if p.lane == 0 {
-		p.lane = n + 1
+	if p.queue == 0 {
+		p.queue = n + 1
 		delete(m.inFlight.newcomers, pid)
 	}
 	return p
 }
 
 // batch returns a flight as the batch that it was.
-func (l *lane) batch(f *flight) *Batch {
+func (l *queue) batch(f *inFlightBatch) *Batch {
 	return &Batch{ProducerID: l.pid, Epoch: l.epoch, BaseSequence: f.span.first(), Count: f.span.count(), Transactional: f.transactional}
 }
 
 // cancel ends flight i of a lane and all behind it, and returns where the first
-// of those lies that were committed, or noOffset. Requires mu held.
-func (m *ProducerStateManager) cancel(n uint32, i uint8) (hole int64) {
-	l := &m.inFlight.lanes[n]
+// of those lies that were committed, or noOffset.
+func (m *state) cancel(n uint32, i uint8) (hole int64) {
+	l := &m.inFlight.queues[n]
 	hole = l.firstCommitted(i)
 	if hole != noOffset {
-		m.inFlight.suspect(l.lowest(i + 1))
+		m.inFlight.addUnknown(l.lowest(i + 1))
 	}
 	first := l.at(i).span.first()
 	for j := i; j < l.count; j++ {
@@ -618,15 +618,15 @@ func (m *ProducerStateManager) cancel(n uint32, i uint8) (hole int64) {
 	}
 	l.count, l.next = i, first
 	if i == 0 {
-		m.owe(l, first)
-		m.closeLane(n)
+		m.recordFailedFirst(l, first)
+		m.closeQueue(n)
 	}
 	return hole
 }
 
 // firstCommitted returns where the first committed batch lies, from flight i on,
 // or noOffset.
-func (l *lane) firstCommitted(i uint8) int64 {
+func (l *queue) firstCommitted(i uint8) int64 {
 	for ; i < l.count; i++ {
 		if f := l.at(i); f.committed {
 			return f.baseOffset
@@ -637,7 +637,7 @@ func (l *lane) firstCommitted(i uint8) int64 {
 
 // lowest returns the lowest offset at which a batch may lie, from flight i on. It
 // requires i < count.
-func (l *lane) lowest(i uint8) int64 {
+func (l *queue) lowest(i uint8) int64 {
 	low := l.at(i).lowest()
 	for i++; i < l.count; i++ {
 		low = min(low, l.at(i).lowest())
@@ -647,115 +647,115 @@ func (l *lane) lowest(i uint8) int64 {
 
 // owe notes that the first batch of an unknown producer has failed. Requires mu
 // held.
-func (m *ProducerStateManager) owe(l *lane, first int32) {
+func (m *state) recordFailedFirst(l *queue, first int32) {
 	if l.pid == NoProducerID || m.table.find(l.pid) != nil {
 		return
 	}
-	o := &m.inFlight.owed
+	o := &m.inFlight.failedFirst
 	if limit := m.cfg.MaxProducers; limit > 0 && len(o.young) >= limit {
-		o.rotate(m.activity.now)
+		o.rotate(m.recency.now)
 	}
 	o.put(l.pid, firstBatch{l.epoch, first})
 }
 
-// closeLane frees an empty lane. Requires mu held.
-func (m *ProducerStateManager) closeLane(n uint32) {
+// closeLane frees an empty lane.
+func (m *state) closeQueue(n uint32) {
 	pl := m.inFlight
-	pid := pl.lanes[n].pid
+	pid := pl.queues[n].pid
 	pl.free = append(pl.free, n)
 	if m.table.find(pid) == nil {
 		delete(pl.newcomers, pid)
 		return
 	}
 	p := m.table.edit(pid)
-	p.lane = 0
-	if p.parked && !p.protected() {
-		m.unpark(p, m.table.lastRow)
+	p.queue = 0
+	if p.pinned && !p.busy() {
+		m.unpin(p, m.table.lastRow)
 	}
 }
 
 // suspect notes that the log may hold batches from floor on that the state does
 // not know.
-func (pl *pipelines) suspect(floor int64) {
-	if pl.doubt == noOffset || floor < pl.doubt {
-		pl.doubt = floor
+func (pl *inFlightSet) addUnknown(floor int64) {
+	if pl.unknownFrom == noOffset || floor < pl.unknownFrom {
+		pl.unknownFrom = floor
 	}
 	pl.reading = false
 }
 
-// abandon ends every flight. Requires mu held.
-func (m *ProducerStateManager) abandon() {
+// abandon ends every flight.
+func (m *state) abandon() {
 	if m.inFlight == nil {
 		return
 	}
-	m.unparkAll() // all at once; each by itself would look for its place
-	for n := range m.inFlight.lanes {
-		m.abandonLane(uint32(n))
+	m.unpinAll() // all at once; each by itself would look for its place
+	for n := range m.inFlight.queues {
+		m.abandonQueue(uint32(n))
 	}
 }
 
 // abandonLane ends every flight of a lane, whose batches may get into the log
-// all the same. Requires mu held.
-func (m *ProducerStateManager) abandonLane(n uint32) {
-	if l := &m.inFlight.lanes[n]; l.count > 0 {
-		m.inFlight.suspect(l.lowest(0))
+// all the same.
+func (m *state) abandonQueue(n uint32) {
+	if l := &m.inFlight.queues[n]; l.count > 0 {
+		m.inFlight.addUnknown(l.lowest(0))
 		m.cancel(n, 0)
 	}
 }
 
 // forgetFlights ends every flight of a log that is no longer the one they were
-// meant for. Requires mu held.
-func (m *ProducerStateManager) forgetFlights() {
+// meant for.
+func (m *state) dropInFlight() {
 	if m.inFlight == nil {
 		return
 	}
 	m.abandon()
-	m.inFlight.doubt = noOffset
-	m.inFlight.owed = owed{since: m.activity.now}
+	m.inFlight.unknownFrom = noOffset
+	m.inFlight.failedFirst = failedFirst{since: m.recency.now}
 }
 
 // cutFlights ends every flight since the log was cut to end at to, and returns
-// whether nothing below to is in doubt. Requires mu held.
-func (m *ProducerStateManager) cutFlights(to int64) bool {
+// whether nothing below to is in doubt.
+func (m *state) abandonTruncated(to int64) bool {
 	if m.inFlight == nil {
 		return true
 	}
 	m.abandon()
-	if m.inFlight.doubt >= to {
-		m.inFlight.doubt = noOffset
+	if m.inFlight.unknownFrom >= to {
+		m.inFlight.unknownFrom = noOffset
 	}
-	return m.inFlight.doubt == noOffset
+	return m.inFlight.unknownFrom == noOffset
 }
 
 // replayed notes that what the log holds up to end is known now, where the replay
 // began low enough: a batch of it, the first or a later one, is from base to end.
 // What is not between its batches is not in the log, since it goes in the order
-// of the log. Requires mu held.
-func (m *ProducerStateManager) replayed(base, end int64) {
+// of the log.
+func (m *state) replayed(base, end int64) {
 	pl := m.inFlight
-	if pl == nil || pl.doubt == noOffset || base > pl.doubt && !pl.reading {
+	if pl == nil || pl.unknownFrom == noOffset || base > pl.unknownFrom && !pl.reading {
 		return
 	}
 	pl.reading = true
-	if pl.doubt = max(pl.doubt, end); pl.doubt >= m.endOffset {
-		pl.doubt = noOffset
+	if pl.unknownFrom = max(pl.unknownFrom, end); pl.unknownFrom >= m.endOffset {
+		pl.unknownFrom = noOffset
 	}
 }
 
 // snapshotEnd returns the offset from which on the log may hold batches that the
 // state does not know: the end offset, unless something is in flight or in
-// doubt. Requires mu held.
-func (m *ProducerStateManager) snapshotEnd() int64 {
+// doubt.
+func (m *state) snapshotEnd() int64 {
 	pl := m.inFlight
 	if pl == nil {
 		return m.endOffset
 	}
 	end := m.endOffset
-	if pl.doubt != noOffset {
-		end = min(end, pl.doubt)
+	if pl.unknownFrom != noOffset {
+		end = min(end, pl.unknownFrom)
 	}
-	for n := range pl.lanes {
-		if l := &pl.lanes[n]; l.count > 0 {
+	for n := range pl.queues {
+		if l := &pl.queues[n]; l.count > 0 {
 			end = min(end, l.lowest(0))
 		}
 	}
@@ -763,63 +763,31 @@ func (m *ProducerStateManager) snapshotEnd() int64 {
 }
 
 // laneCounts is how many batches each lane held at one moment.
-type laneCounts []uint8
+type queueCounts []uint8
 
-// inFlightCounts returns the counts of this moment. Requires mu held.
-func (m *ProducerStateManager) inFlightCounts() laneCounts {
+// inFlightCounts returns the counts of this moment.
+func (m *state) inFlightCounts() queueCounts {
 	if m.inFlight == nil {
 		return nil
 	}
-	counts := make(laneCounts, len(m.inFlight.lanes))
+	counts := make(queueCounts, len(m.inFlight.queues))
 	for n := range counts {
-		counts[n] = m.inFlight.lanes[n].count
+		counts[n] = m.inFlight.queues[n].count
 	}
 	return counts
 }
 
 // of returns how many batches of a producer were in flight.
-func (c laneCounts) of(p *producer) int {
-	if p.lane == 0 {
+func (c queueCounts) of(p *producer) int {
+	if p.queue == 0 {
 		return 0
 	}
-	return int(c[p.lane-1])
-}
-
-// judge applies rules 3 to 7 to a well-formed batch of a producer of which
-// something is in flight. p is the producer, or nil where it is unknown.
-func (l *lane) judge(b *Batch, p *producer) (Result, error) {
-	if b.Epoch != l.epoch {
-		return Result{}, l.judgeOtherEpoch(b)
-	}
-	if p != nil && p.epoch == b.Epoch {
-		if first := p.window.find(b.span()); first != nil {
-			return Result{Duplicate, first.baseOffset}, nil
-		}
-	}
-	switch {
-	case l.copyOf(b.span()) != nil:
-		return Result{}, ErrInFlight
-	case b.BaseSequence != l.next:
-		return Result{}, ErrOutOfOrderSequence
-	case l.count == WindowSize:
-		return Result{}, ErrInFlight
-	}
-	return Result{Verdict: Append}, nil
-}
-
-func (l *lane) judgeOtherEpoch(b *Batch) error {
-	switch {
-	case b.Epoch < l.epoch:
-		return ErrFenced
-	case b.BaseSequence != 0:
-		return ErrOutOfOrderSequence
-	}
-	return ErrInFlight
+	return int(c[p.queue-1])
 }
 
 // inTheWay returns the flight that a batch must wait for: its own copy; the
 // oldest, where there are too many; otherwise the newest.
-func (l *lane) inTheWay(b *Batch) *flight {
+func (l *queue) inTheWay(b *Batch) *inFlightBatch {
 	if f := l.copyOf(b.span()); f != nil && b.Epoch == l.epoch {
 		return f
 	}
@@ -829,8 +797,8 @@ func (l *lane) inTheWay(b *Batch) *flight {
 	return l.at(l.count - 1)
 }
 
-// refuseInFlight is refuse for ErrInFlight. Requires mu held.
-func (m *ProducerStateManager) refuseInFlight(b Batch, l *lane) error {
+// refuseInFlight is refuse for ErrInFlight.
+func (m *state) refuseInFlight(b Batch, l *queue) error {
 	m.stats.InFlight++
 	f := l.inTheWay(&b)
 	if f.done == nil {

@@ -25,9 +25,9 @@ func (h *appending) end() int64 { return h.base + max(int64(h.batch.Count), 0) }
 // queueModel is what a manager with reservations should be.
 type queueModel struct {
 	*model
-	queues map[int64][]*appending // of producers that have anything in flight
-	nobody []*appending           // without a producer id, settled ones included
-	owed   map[int64]Batch        // the failed first batch of an unknown producer
+	queues      map[int64][]*appending // of producers that have anything in flight
+	nobody      []*appending           // without a producer id, settled ones included
+	failedFirst map[int64]Batch        // the failed first batch of an unknown producer
 
 	now      int64
 	fresh    map[int64]bool  // active since the last Expire
@@ -41,7 +41,7 @@ type queueModel struct {
 func newQueueModel(cfg Config) *queueModel {
 	return &queueModel{
 		model: newModel(cfg), cap: cfg.MaxProducers,
-		queues: map[int64][]*appending{}, owed: map[int64]Batch{},
+		queues: map[int64][]*appending{}, failedFirst: map[int64]Batch{},
 		fresh: map[int64]bool{}, activeAt: map[int64]int64{}, turn: map[int64]int{},
 	}
 }
@@ -56,7 +56,7 @@ func (m *queueModel) copyBelow(end int64) *queueModel {
 	for pid, all := range m.accepted {
 		c.accepted[pid] = slices.Clone(all)
 	}
-	c.queues, c.nobody, c.owed = map[int64][]*appending{}, nil, map[int64]Batch{}
+	c.queues, c.nobody, c.failedFirst = map[int64][]*appending{}, nil, map[int64]Batch{}
 	c.fresh, c.activeAt, c.turn = maps.Clone(m.fresh), maps.Clone(m.activeAt), maps.Clone(m.turn)
 	c.cut(end)
 	return &c
@@ -86,11 +86,11 @@ func (m *queueModel) judge(b Batch) (Result, error) {
 	queue := m.queues[b.ProducerID]
 	all := m.accepted[b.ProducerID]
 	if res, err := m.model.judge(b); len(queue) == 0 || err == ErrInvalidBatch {
-		owed, ok := m.owed[b.ProducerID]
+		failedFirst, ok := m.failedFirst[b.ProducerID]
 		if m.cfg.UnknownProducer == StartAtZeroOnNewLog && m.endOffset == 0 {
 			ok = false // on a new log it must start at 0, whatever it owes
 		}
-		if err == nil && len(all) == 0 && ok && owed.Epoch == b.Epoch && owed.BaseSequence != b.BaseSequence {
+		if err == nil && len(all) == 0 && ok && failedFirst.Epoch == b.Epoch && failedFirst.BaseSequence != b.BaseSequence {
 			return Result{}, ErrOutOfOrderSequence
 		}
 		return res, err
@@ -198,13 +198,13 @@ func (m *queueModel) commit(h *appending, base int64) error {
 	}
 	pid := h.batch.ProducerID
 	for len(m.queues[pid]) > 0 && m.queues[pid][0].committed {
-		m.land(m.queues[pid][0])
+		m.applyHead(m.queues[pid][0])
 	}
 	return nil
 }
 
 // land makes the head of a queue visible.
-func (m *queueModel) land(h *appending) {
+func (m *queueModel) applyHead(h *appending) {
 	pid := h.batch.ProducerID
 	m.makeRoomFor(pid)
 	m.queues[pid] = m.queues[pid][1:]
@@ -283,7 +283,7 @@ func (m *queueModel) dropFrom(pid int64, i int) {
 		return
 	}
 	if i == 0 && len(m.accepted[pid]) == 0 {
-		m.owed[pid] = queue[0].batch
+		m.failedFirst[pid] = queue[0].batch
 	}
 	for _, h := range queue[i:] {
 		h.gone = ErrAbandoned
@@ -325,7 +325,7 @@ func (m *queueModel) replay(b Batch, base int64) {
 
 // active notes an activity of a producer that is known.
 func (m *queueModel) active(pid int64) {
-	delete(m.owed, pid)
+	delete(m.failedFirst, pid)
 	m.turns++
 	m.turn[pid], m.fresh[pid] = m.turns, true
 }
@@ -375,7 +375,7 @@ func (m *queueModel) expire(now, ttl int64) int {
 }
 
 // state is what a manager in the model's place would show.
-func (m *queueModel) state() state {
+func (m *queueModel) state() observed {
 	s := m.model.state()
 	for i := range s.Producers {
 		s.Producers[i].InFlight = len(m.queues[s.Producers[i].ProducerID])

@@ -147,7 +147,7 @@ func (p *pipeline) verify() {
 // unseen ignores what the models do not keep.
 var unseen = cmp.Options{cmpopts.IgnoreFields(ProducerState{}, "LastActivity"), cmpopts.EquateEmpty()}
 
-func (p *pipeline) compare(want, got state, what string) {
+func (p *pipeline) compare(want, got observed, what string) {
 	p.t.Helper()
 	got.InFlight = slices.DeleteFunc(got.InFlight, func(l laneState) bool { return l.ProducerID == NoProducerID })
 	if len(got.InFlight) == 0 {
@@ -216,8 +216,8 @@ func (p *pipeline) next(pid int64) Batch {
 	} else if all := p.model.accepted[pid]; len(all) > 0 {
 		newest := all[len(all)-1]
 		b.Epoch, b.BaseSequence = newest.epoch, int32((newest.last()+1)%modulus)
-	} else if owed, ok := p.model.owed[pid]; ok && p.c.pick(4) > 0 {
-		b.Epoch, b.BaseSequence = owed.Epoch, owed.BaseSequence
+	} else if failedFirst, ok := p.model.failedFirst[pid]; ok && p.c.pick(4) > 0 {
+		b.Epoch, b.BaseSequence = failedFirst.Epoch, failedFirst.BaseSequence
 	} else if p.cfg.UnknownProducer == AcceptAny {
 		b.BaseSequence = math.MaxInt32 - int32(p.c.pick(8))
 	}
@@ -470,13 +470,13 @@ func (p *pipeline) late() {
 // any more: those up to some place got into the log, and none behind it did.
 // What was committed did in any case, and so what lies before it.
 func (p *pipeline) settleUnheard() {
-	reach := p.c.pick(len(p.open) + 1)
+	restoredLogEnd := p.c.pick(len(p.open) + 1)
 	for i, h := range p.open {
 		if h.committed {
-			reach = max(reach, i)
+			restoredLogEnd = max(restoredLogEnd, i)
 		}
 	}
-	for _, h := range p.open[:reach] {
+	for _, h := range p.open[:restoredLogEnd] {
 		if !h.committed {
 			p.note("  %s got there unheard", words(h.batch))
 			p.append(h.batch, h.base)
@@ -590,8 +590,8 @@ func (p *pipeline) replay() {
 		newest := all[len(all)-1]
 		b.Epoch, b.BaseSequence = newest.epoch, int32((newest.last()+1)%modulus)
 	}
-	if owed, ok := p.model.owed[pid]; ok {
-		b = owed
+	if failedFirst, ok := p.model.failedFirst[pid]; ok {
+		b = failedFirst
 	}
 	if q := p.model.queues[pid]; len(q) > 0 && len(p.model.accepted[pid]) == 0 {
 		b = q[0].batch

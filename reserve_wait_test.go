@@ -61,11 +61,11 @@ func requireNothingLeft(t *testing.T, m *ProducerStateManager, goroutines int) {
 	audit(t, m)
 	m.mu.Lock()
 	pl := m.inFlight
-	if len(pl.free) != len(pl.lanes) || len(pl.newcomers) != 0 {
-		t.Errorf("%d of %d lanes are free, %d newcomers", len(pl.free), len(pl.lanes), len(pl.newcomers))
+	if len(pl.free) != len(pl.queues) || len(pl.newcomers) != 0 {
+		t.Errorf("%d of %d lanes are free, %d newcomers", len(pl.free), len(pl.queues), len(pl.newcomers))
 	}
-	for n := range pl.lanes {
-		for _, f := range pl.lanes[n].flights {
+	for n := range pl.queues {
+		for _, f := range pl.queues[n].batches {
 			if f.done != nil {
 				t.Errorf("lane %d keeps a channel", n)
 			}

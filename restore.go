@@ -75,25 +75,25 @@ func (m *ProducerStateManager) replaceBy(n *ProducerStateManager) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.forgetFlights()
-	if n.activity.now.before(m.activity.now) {
-		n.activity.now = m.activity.now
+	m.dropInFlight()
+	if n.recency.now.before(m.recency.now) {
+		n.recency.now = m.recency.now
 	}
-	m.table, m.activity = n.table, n.activity
-	m.endOffset, m.reach = n.endOffset, n.reach
-	m.lastMarker, m.forgotAt, m.inexact = n.lastMarker, n.forgotAt, n.inexact
+	m.table, m.recency = n.table, n.recency
+	m.endOffset, m.restoredLogEnd = n.endOffset, n.restoredLogEnd
+	m.lastMarker, m.lastForgetEnd, m.inexact = n.lastMarker, n.lastForgetEnd, n.inexact
 	m.maxProducerID = max(m.maxProducerID, n.maxProducerID)
 	m.stats.Evicted += n.stats.Evicted
 }
 
 // decode fills an empty manager, and returns the identity of the log. What went
 // wrong is in d.
-func (m *ProducerStateManager) decode(d *snapshotDecoder) (logID [16]byte) {
+func (m *state) decode(d *snapshotDecoder) (logID [16]byte) {
 	head := d.head()
 	times, producers := d.uint32(), d.uint32()
 	m.endOffset, m.maxProducerID = head.endOffset, head.maxProducerID
-	m.reach, m.lastMarker, m.forgotAt, m.inexact = head.logEnd, head.lastMarker, head.forgotAt, head.inexact
-	m.activity.now = head.now
+	m.restoredLogEnd, m.lastMarker, m.lastForgetEnd, m.inexact = head.logEnd, head.lastMarker, head.lastForgetEnd, head.inexact
+	m.recency.now = head.now
 	m.decodeTimes(d, times, producers)
 	rows := filler{t: &m.table, left: producers}
 	m.decodeProducers(d, &rows, producers)
@@ -115,39 +115,39 @@ func (d *snapshotDecoder) finish(rows *filler) {
 
 // decodeTimes reads the times as marks, and makes the mark of those active since
 // the last one the current one.
-func (m *ProducerStateManager) decodeTimes(d *snapshotDecoder, times, producers uint32) {
-	a := &m.activity
+func (m *state) decodeTimes(d *snapshotDecoder, times, producers uint32) {
+	a := &m.recency
 	rest := producers
 	for i := range times {
-		k := d.mark()
+		k := d.tick()
 		if d.err != nil {
 			return
 		}
-		if k.producers == 0 || k.producers > rest || i > 0 && compareTimes(a.marks[i-1], k) >= 0 {
+		if k.producers == 0 || k.producers > rest || i > 0 && compareTimes(a.ticks[i-1], k) >= 0 {
 			d.fail("time %d is %d of %d producers, in disorder or without any", i, k.producers, rest)
 			return
 		}
 		rest -= k.producers
-		a.marks = append(a.marks, k)
+		a.ticks = append(a.ticks, k)
 	}
 	if producers > 0 {
-		a.ahead = times > 0 && a.now.before(a.marks[times-1].at())
-		a.marks = append(a.marks, mark{producers: rest})
+		a.ahead = times > 0 && a.now.before(a.ticks[times-1].at())
+		a.ticks = append(a.ticks, tick{producers: rest})
 		a.current = times
 	}
 }
 
 // decodeProducers reads the producers, each into a row of its own, so that the
 // rows are in the order of the list.
-func (m *ProducerStateManager) decodeProducers(d *snapshotDecoder, rows *filler, producers uint32) {
-	a := &m.activity
+func (m *state) decodeProducers(d *snapshotDecoder, rows *filler, producers uint32) {
+	a := &m.recency
 	of, left := uint32(0), uint32(0)
 	for i := range producers {
 		if d.err != nil {
 			return
 		}
 		for ; left == 0; of++ {
-			left = a.marks[of].producers
+			left = a.ticks[of].producers
 		}
 		left--
 		b := d.peek(producerLimit)
@@ -160,13 +160,13 @@ func (m *ProducerStateManager) decodeProducers(d *snapshotDecoder, rows *filler,
 		if d.skip(size); size == 0 || p.id > m.maxProducerID {
 			d.fail("producer %d, number %d of %d, cannot be like that: %+v", p.id, i, producers, p.window)
 		}
-		p.mark = of - 1
+		p.tick = of - 1
 		p.older, p.newer = link(i), link(i+2)
 	}
 	if producers > 0 {
 		m.table.at(producers - 1).newer = 0
 		a.idle = list{oldest: linkTo(0), newest: linkTo(producers - 1)}
-		m.parkOldest()
+		m.pinOldest()
 	}
 }
 
@@ -213,12 +213,12 @@ func (p *producer) decode(b []byte, endOffset int64) int {
 }
 
 func (p *producer) setFlags(flags byte) {
-	p.window.rolled = flags&flagRolled != 0
+	p.window.evicted = flags&flagEvicted != 0
 	if flags&flagEpoch != 0 {
-		p.past |= pastEpoch
+		p.history |= hadEpoch
 	}
 	if flags&flagMarker != 0 {
-		p.past |= pastMarker
+		p.history |= hadMarker
 	}
 }
 
@@ -369,9 +369,9 @@ func (d *snapshotDecoder) instant() instant {
 	return i
 }
 
-func (d *snapshotDecoder) mark() mark {
+func (d *snapshotDecoder) tick() tick {
 	i := d.instant()
-	return mark{ms: i.ms, ns: i.ns, producers: d.uint32()}
+	return tick{ms: i.ms, ns: i.ns, producers: d.uint32()}
 }
 
 // version reads what every version begins with.
@@ -390,14 +390,14 @@ func (d *snapshotDecoder) head() snapshotHead {
 	var h snapshotHead
 	copy(h.logID[:], d.take(len(h.logID)))
 	h.endOffset, h.logEnd = d.int64(), d.int64()
-	h.maxProducerID, h.lastMarker, h.forgotAt = d.int64(), d.int64(), d.int64()
+	h.maxProducerID, h.lastMarker, h.lastForgetEnd = d.int64(), d.int64(), d.int64()
 	h.now = d.instant()
 	flags := d.uint32()
 	h.inexact = flags&flagInexact != 0
 	if h.endOffset < 0 || h.logEnd < h.endOffset || h.maxProducerID < NoProducerID || h.lastMarker < noOffset || h.lastMarker >= h.endOffset ||
-		h.forgotAt < 0 || h.forgotAt > h.endOffset || flags&^flagInexact != 0 {
+		h.lastForgetEnd < 0 || h.lastForgetEnd > h.endOffset || flags&^flagInexact != 0 {
 		d.fail("end offset %d of a log that ends at %d, highest producer id %d, last marker at %d, forgot at %d, flags %#x",
-			h.endOffset, h.logEnd, h.maxProducerID, h.lastMarker, h.forgotAt, flags)
+			h.endOffset, h.logEnd, h.maxProducerID, h.lastMarker, h.lastForgetEnd, flags)
 	}
 	return h
 }

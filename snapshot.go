@@ -78,11 +78,11 @@ const (
 	flagInexact uint32 = 1 << 0 // of the header
 
 	// Of a producer.
-	flagRolled byte = 1 << 0
-	flagEpoch  byte = 1 << 1
-	flagMarker byte = 1 << 2
-	flagTxn    byte = 1 << 3
-	flagsKnown      = flagRolled | flagEpoch | flagMarker | flagTxn
+	flagEvicted byte = 1 << 0
+	flagEpoch   byte = 1 << 1
+	flagMarker  byte = 1 << 2
+	flagTxn     byte = 1 << 3
+	flagsKnown       = flagEvicted | flagEpoch | flagMarker | flagTxn
 
 	producerLimit = producerSize + txnSize + WindowSize*entrySize
 )
@@ -95,17 +95,17 @@ var littleEndian = binary.LittleEndian
 // it changes; let go of a Snapshot when it is written.
 type Snapshot struct {
 	rows   frozen
-	marks  []mark
+	ticks  []tick
 	idle   list
-	parked list
+	pinned list
 	head   snapshotHead
 	// current is the mark of those active since the last Expire.
 	current uint32
 	// capped says that the order of the lists is that of the commits.
 	capped bool
 	// cuts counts those of the manager, and cutsBefore is how many there were.
-	cuts       *atomic.Uint64
-	cutsBefore uint64
+	truncations       *atomic.Uint64
+	truncationsBefore uint64
 	// trimmed says that some of what is remembered lies past the end offset.
 	trimmed bool
 }
@@ -117,7 +117,7 @@ type snapshotHead struct {
 	logEnd        int64
 	maxProducerID int64
 	lastMarker    int64
-	forgotAt      int64
+	lastForgetEnd int64
 	now           instant // of the last Expire
 	inexact       bool
 }
@@ -135,24 +135,24 @@ func (m *ProducerStateManager) Snapshot() *Snapshot {
 	defer m.mu.Unlock()
 	end := m.snapshotEnd()
 	return &Snapshot{
-		rows:       m.table.freeze(),
-		marks:      slices.Clone(m.activity.marks),
-		idle:       m.activity.idle,
-		parked:     m.activity.parked,
-		current:    m.activity.current,
-		capped:     m.cfg.MaxProducers > 0,
-		trimmed:    end < m.endOffset,
-		cuts:       &m.cuts,
-		cutsBefore: m.cuts.Load(),
+		rows:              m.table.freeze(),
+		ticks:             slices.Clone(m.recency.ticks),
+		idle:              m.recency.idle,
+		pinned:            m.recency.pinned,
+		current:           m.recency.current,
+		capped:            m.cfg.MaxProducers > 0,
+		trimmed:           end < m.endOffset,
+		truncations:       &m.truncations,
+		truncationsBefore: m.truncations.Load(),
 		head: snapshotHead{
 			logID:         m.cfg.LogID,
 			endOffset:     end,
-			logEnd:        max(m.endOffset, m.reach),
+			logEnd:        max(m.endOffset, m.restoredLogEnd),
 			maxProducerID: m.maxProducerID,
 			lastMarker:    min(m.lastMarker, end-1),
-			forgotAt:      min(m.forgotAt, end),
-			now:           m.activity.now,
-			inexact:       end > 0 && (m.inexact || end <= m.lastMarker || end < m.forgotAt),
+			lastForgetEnd: min(m.lastForgetEnd, end),
+			now:           m.recency.now,
+			inexact:       end > 0 && (m.inexact || end <= m.lastMarker || end < m.lastForgetEnd),
 		},
 	}
 }
@@ -168,7 +168,7 @@ func (m *ProducerStateManager) Snapshot() *Snapshot {
 func (s *Snapshot) EndOffset() int64 { return s.head.endOffset }
 
 // stale reports whether the log was cut since.
-func (s *Snapshot) stale() bool { return s.cuts.Load() != s.cutsBefore }
+func (s *Snapshot) stale() bool { return s.truncations.Load() != s.truncationsBefore }
 
 // LogEnd returns the end offset of the log when the snapshot was taken. It lies
 // past EndOffset only where something was in flight, and then the snapshot is
@@ -210,16 +210,16 @@ func (s *Snapshot) trim(p, scratch *producer) (trimmed *producer, known bool) {
 // times returns the times of the marks, each once and rising, and for each mark
 // which of them it has. That of the current mark, and of those not in use, is one
 // past the last.
-func (s *Snapshot) times() (times []mark, timeOf []uint32) {
-	for i, k := range s.marks {
+func (s *Snapshot) times() (times []tick, timeOf []uint32) {
+	for i, k := range s.ticks {
 		if uint32(i) != s.current && k.producers > 0 {
-			times = append(times, mark{ms: k.ms, ns: k.ns})
+			times = append(times, tick{ms: k.ms, ns: k.ns})
 		}
 	}
 	slices.SortFunc(times, compareTimes)
 	times = slices.Compact(times)
-	timeOf = make([]uint32, len(s.marks))
-	for i, k := range s.marks {
+	timeOf = make([]uint32, len(s.ticks))
+	for i, k := range s.ticks {
 		timeOf[i] = uint32(len(times))
 		if uint32(i) != s.current && k.producers > 0 {
 			at, _ := slices.BinarySearchFunc(times, k, compareTimes)
@@ -229,14 +229,14 @@ func (s *Snapshot) times() (times []mark, timeOf []uint32) {
 	return times, timeOf
 }
 
-func compareTimes(a, b mark) int {
+func compareTimes(a, b tick) int {
 	return cmp.Or(cmp.Compare(a.ms, b.ms), cmp.Compare(a.ns, b.ns))
 }
 
 // contents is what a snapshot is written from, beside the head.
 type contents struct {
 	rows    []uint32 // in the order of the format
-	times   []mark   // with the numbers of their producers
+	times   []tick   // with the numbers of their producers
 	inexact bool     // what is left of a trimmed producer may not be right
 }
 
@@ -250,7 +250,7 @@ func (s *Snapshot) contents() contents {
 		p, known := s.at(row, &scratch)
 		inexact = inexact || !known
 		if p != nil {
-			time := timeOf[p.mark]
+			time := timeOf[p.tick]
 			counts[time]++
 			ranks = append(ranks, ranked{key: uint64(p.newestOffset() + 1), row: row, time: time})
 		}
@@ -261,7 +261,7 @@ func (s *Snapshot) contents() contents {
 	for i := range times {
 		times[i].producers = counts[i]
 	}
-	times = slices.DeleteFunc(times, func(k mark) bool { return k.producers == 0 })
+	times = slices.DeleteFunc(times, func(k tick) bool { return k.producers == 0 })
 	return contents{s.rows.inOrder(ranks), times, inexact}
 }
 
@@ -276,7 +276,7 @@ func (s *Snapshot) rankByCommit(ranks []ranked) {
 	}
 	place := make([]uint32, s.rows.rows)
 	next := uint32(0)
-	for _, l := range []list{s.parked, s.idle} {
+	for _, l := range []list{s.pinned, s.idle} {
 		for at := l.oldest; at != 0; at = newer[at.row()] {
 			place[at.row()] = next
 			next++
@@ -331,7 +331,7 @@ func (h *snapshotHead) append(b []byte) []byte {
 	b = littleEndian.AppendUint64(b, uint64(h.logEnd))
 	b = littleEndian.AppendUint64(b, uint64(h.maxProducerID))
 	b = littleEndian.AppendUint64(b, uint64(h.lastMarker))
-	b = littleEndian.AppendUint64(b, uint64(h.forgotAt))
+	b = littleEndian.AppendUint64(b, uint64(h.lastForgetEnd))
 	b = h.now.append(b)
 	var flags uint32
 	if h.inexact {
@@ -394,13 +394,13 @@ func (p *producer) append(b []byte) []byte {
 
 func (p *producer) flags() byte {
 	var flags byte
-	if p.window.rolled {
-		flags |= flagRolled
+	if p.window.evicted {
+		flags |= flagEvicted
 	}
-	if p.past&pastEpoch != 0 {
+	if p.history&hadEpoch != 0 {
 		flags |= flagEpoch
 	}
-	if p.past&pastMarker != 0 {
+	if p.history&hadMarker != 0 {
 		flags |= flagMarker
 	}
 	if p.txnFirst != noTxn {

@@ -112,7 +112,7 @@ var crashes = []deed{{"restart", func(s *survivor) {
 // been none: what is remembered, who is forgotten next, for being idle or for the
 // cap, and whether a cut is exact.
 func TestRestartAgainstChronicle(t *testing.T) {
-	checkHistories(t, someConfig, commits, replays, markers, coordinators, overlaps, clocks, cuts, crashes)
+	checkHistories(t, someConfig, commits, replays, markers, coordinators, overlaps, clocks, truncations, crashes)
 }
 
 // slowLog is a partition whose appends take time: batches are reserved, enter
@@ -148,7 +148,7 @@ func (p *slowLog) reserve() {
 }
 
 // land puts the oldest reserved batch of somebody into the log.
-func (p *slowLog) land() {
+func (p *slowLog) applyHead() {
 	pid := int64(31 + p.pick(4))
 	if len(p.reserved[pid]) == 0 {
 		return
@@ -209,7 +209,7 @@ func (p *slowLog) rebuilt(m *ProducerStateManager) *ProducerStateManager {
 func TestSnapshotOfPipeline(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := &slowLog{t: t, m: New(Config{}), next: map[int64]int32{}, reserved: map[int64][]pending{}}
-		deeds := []func(){p.reserve, p.reserve, p.land, p.land, p.settle, p.settle, p.fail, p.snapshot}
+		deeds := []func(){p.reserve, p.reserve, p.applyHead, p.applyHead, p.settle, p.settle, p.fail, p.snapshot}
 		for range 1 + p.pick(80) {
 			deeds[p.pick(len(deeds))]()
 		}
@@ -386,40 +386,41 @@ func TestCommitsDuringSnapshot(t *testing.T) {
 // survival says of every field of the state how it survives. A new field is
 // missing here, and the test fails until somebody has thought about it.
 var survival = map[string]string{
-	"ProducerStateManager.mu":            "not state",
-	"ProducerStateManager.cfg":           "the embedder's; of it LogID is written",
-	"ProducerStateManager.table":         "written, row by row",
-	"ProducerStateManager.stats":         "counts since New; not written",
-	"ProducerStateManager.endOffset":     "written",
-	"ProducerStateManager.maxProducerID": "written",
-	"ProducerStateManager.lastMarker":    "written",
-	"ProducerStateManager.forgotAt":      "written",
-	"ProducerStateManager.inexact":       "written",
-	"ProducerStateManager.reach":         "written, where it is past the end offset",
-	"ProducerStateManager.activity":      "written, field by field",
-	"ProducerStateManager.cuts":          "of this manager's snapshots; not written",
-	"ProducerStateManager.inFlight":      "not written: a replay from the end offset finds what of it is in the log",
+	"ProducerStateManager.state": "field by field",
+	"ProducerStateManager.mu":    "not state",
+	"state.cfg":                  "the embedder's; of it LogID is written",
+	"state.table":                "written, row by row",
+	"state.stats":                "counts since New; not written",
+	"state.endOffset":            "written",
+	"state.maxProducerID":        "written",
+	"state.lastMarker":           "written",
+	"state.lastForgetEnd":        "written",
+	"state.inexact":              "written",
+	"state.restoredLogEnd":       "written, where it is past the end offset",
+	"state.recency":              "written, field by field",
+	"state.truncations":          "of this manager's snapshots; not written",
+	"state.inFlight":             "not written: a replay from the end offset finds what of it is in the log",
 
-	"activity.idle":    "written as the order of producers",
-	"activity.parked":  "written as the order of producers",
-	"activity.marks":   "written as times",
-	"activity.free":    "follows from marks",
-	"activity.current": "follows from the order",
-	"activity.now":     "written",
-	"activity.ahead":   "follows from now and marks",
+	"recency.idle":    "written as the order of producers",
+	"recency.pinned":  "written as the order of producers",
+	"recency.ticks":   "written as times",
+	"recency.free":    "follows from marks",
+	"recency.current": "follows from the order",
+	"recency.now":     "written",
+	"recency.ahead":   "follows from now and marks",
 
-	"mark.ms":        "written",
-	"mark.ns":        "written",
-	"mark.producers": "written",
+	"tick.ms":        "written",
+	"tick.ns":        "written",
+	"tick.producers": "written",
 	"instant.ms":     "written",
 	"instant.ns":     "written",
 
 	"producer.id":               "written",
-	"producer.mark":             "follows from the order",
+	"producer.tick":             "follows from the order",
 	"producer.epoch":            "written",
-	"producer.past":             "written as flags",
-	"producer.parked":           "follows from the order",
-	"producer.lane":             "not written, like what is in flight",
+	"producer.history":          "written as flags",
+	"producer.pinned":           "follows from the order",
+	"producer.queue":            "not written, like what is in flight",
 	"producer.older":            "follows from the order",
 	"producer.newer":            "follows from the order",
 	"producer.window":           "written, field by field",
@@ -429,8 +430,8 @@ var survival = map[string]string{
 	"window.next":      "follows from the newest batch",
 	"window.start":     "does not show: a window is written from its oldest batch on",
 	"window.count":     "written",
-	"window.wide":      "follows from the batches, as far as it matters to them",
-	"window.rolled":    "written as a flag",
+	"window.mayRepeat": "follows from the batches, as far as it matters to them",
+	"window.evicted":   "written as a flag",
 	"window.ring":      "written",
 	"entry.span":       "written",
 	"entry.baseOffset": "written",
@@ -440,7 +441,7 @@ var survival = map[string]string{
 // format has not been thought of.
 func TestFormatKnowsEveryField(t *testing.T) {
 	var fields []string
-	for _, v := range []any{&ProducerStateManager{}, &activity{}, &mark{}, &instant{}, &producer{}, &window{}, &entry{}} {
+	for _, v := range []any{&ProducerStateManager{}, &state{}, &recency{}, &tick{}, &instant{}, &producer{}, &window{}, &entry{}} {
 		typ := reflect.TypeOf(v).Elem()
 		for i := range typ.NumField() {
 			if name := typ.Field(i).Name; name != "_" {
@@ -458,7 +459,7 @@ func TestFormatKnowsEveryField(t *testing.T) {
 			t.Errorf("%s is no longer there", f)
 		}
 	}
-	if got := past(pastEpoch | pastMarker); got != 3 {
+	if got := history(hadEpoch | hadMarker); got != 3 {
 		t.Errorf("past has %b: are all bits flags of the format?", got)
 	}
 }
@@ -482,21 +483,21 @@ func TestEveryWrittenFieldShows(t *testing.T) {
 		"endOffset":        func(m *ProducerStateManager, _ *producer) { m.endOffset++ },
 		"maxProducerID":    func(m *ProducerStateManager, _ *producer) { m.maxProducerID++ },
 		"lastMarker":       func(m *ProducerStateManager, _ *producer) { m.lastMarker++ },
-		"forgotAt":         func(m *ProducerStateManager, _ *producer) { m.forgotAt++ },
+		"forgotAt":         func(m *ProducerStateManager, _ *producer) { m.lastForgetEnd++ },
 		"inexact":          func(m *ProducerStateManager, _ *producer) { m.inexact = true },
-		"reach":            func(m *ProducerStateManager, _ *producer) { m.reach = 101 },
-		"now.ms":           func(m *ProducerStateManager, _ *producer) { m.activity.now.ms++ },
-		"now.ns":           func(m *ProducerStateManager, _ *producer) { m.activity.now.ns++ },
-		"mark.ms":          func(m *ProducerStateManager, p *producer) { m.activity.marks[p.mark].ms++ },
-		"mark.ns":          func(m *ProducerStateManager, p *producer) { m.activity.marks[p.mark].ns++ },
+		"reach":            func(m *ProducerStateManager, _ *producer) { m.restoredLogEnd = 101 },
+		"now.ms":           func(m *ProducerStateManager, _ *producer) { m.recency.now.ms++ },
+		"now.ns":           func(m *ProducerStateManager, _ *producer) { m.recency.now.ns++ },
+		"mark.ms":          func(m *ProducerStateManager, p *producer) { m.recency.ticks[p.tick].ms++ },
+		"mark.ns":          func(m *ProducerStateManager, p *producer) { m.recency.ticks[p.tick].ns++ },
 		"mark":             func(m *ProducerStateManager, p *producer) { m.touch(p, 0) },
 		"id":               func(_ *ProducerStateManager, p *producer) { p.id-- },
 		"epoch":            func(_ *ProducerStateManager, p *producer) { p.epoch++ },
-		"pastEpoch":        func(_ *ProducerStateManager, p *producer) { p.past |= pastEpoch },
-		"pastMarker":       func(_ *ProducerStateManager, p *producer) { p.past |= pastMarker },
+		"pastEpoch":        func(_ *ProducerStateManager, p *producer) { p.history |= hadEpoch },
+		"pastMarker":       func(_ *ProducerStateManager, p *producer) { p.history |= hadMarker },
 		"txnFirst":         func(_ *ProducerStateManager, p *producer) { p.txnFirst = 10 },
 		"coordinatorEpoch": func(_ *ProducerStateManager, p *producer) { p.coordinatorEpoch = 0 },
-		"rolled":           func(_ *ProducerStateManager, p *producer) { p.window.rolled = true },
+		"rolled":           func(_ *ProducerStateManager, p *producer) { p.window.evicted = true },
 		"count":            func(_ *ProducerStateManager, p *producer) { p.window.pop() },
 		"span":             func(_ *ProducerStateManager, p *producer) { p.window.ring[0].span = makeSpan(0, 2) },
 		"baseOffset":       func(_ *ProducerStateManager, p *producer) { p.window.ring[0].baseOffset-- },

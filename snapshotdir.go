@@ -67,18 +67,18 @@ type SnapshotDir struct {
 // provenance says of which manager a snapshot is, and how often its log had been
 // cut then. Two with the same have one history, in which end offsets rise.
 type provenance struct {
-	cuts       *atomic.Uint64
-	cutsBefore uint64
-	endOffset  int64
+	truncations       *atomic.Uint64
+	truncationsBefore uint64
+	endOffset         int64
 }
 
 func provenanceOf(s *Snapshot) provenance {
-	return provenance{s.cuts, s.cutsBefore, s.EndOffset()}
+	return provenance{s.truncations, s.truncationsBefore, s.EndOffset()}
 }
 
 // overtakes reports whether q is an earlier snapshot of the same history.
 func (p provenance) overtakes(q provenance) bool {
-	return p.cuts == q.cuts && p.cutsBefore == q.cutsBefore && p.endOffset > q.endOffset
+	return p.truncations == q.truncations && p.truncationsBefore == q.truncationsBefore && p.endOffset > q.endOffset
 }
 
 // OpenSnapshotDir opens the directory at path, and makes it if it does not exist.
@@ -313,7 +313,7 @@ func (d *SnapshotDir) load(m *ProducerStateManager, offset, logEnd int64) error 
 		return fmt.Errorf("%w: its end offset is %d, its name says %d", ErrCorruptSnapshot, n.endOffset, offset)
 	}
 	d.intact[offset] = true
-	if n.reach > logEnd {
+	if n.restoredLogEnd > logEnd {
 		return errPastLogEnd
 	}
 	m.replaceBy(n)
@@ -344,7 +344,7 @@ func (d *SnapshotDir) DropAfter(to int64) error {
 	return nil
 }
 
-// dropNewer removes the snapshots with an end offset past to. Requires mu held.
+// dropNewer removes the snapshots with an end offset past to.
 func (d *SnapshotDir) dropNewer(to int64) error {
 	offsets, err := d.endOffsets()
 	past, _ := splitAt(offsets, to)
@@ -398,7 +398,7 @@ func (d *SnapshotDir) EndOffsets() ([]int64, error) {
 	return offsets, nil
 }
 
-// endOffsets is EndOffsets. Requires mu held.
+// endOffsets is EndOffsets.
 func (d *SnapshotDir) endOffsets() ([]int64, error) {
 	names, err := d.fs.list(d.path)
 	var offsets []int64

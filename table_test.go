@@ -189,20 +189,20 @@ func (r *tableRig) size() (slots, directory int) {
 // TestTableToAndFro: a number of producers that goes to and fro about the mark at
 // which a bucket is split does not split and join it at every step.
 func TestTableToAndFro(t *testing.T) {
-	const mark = maxGroups * (groupSlots - 1)
+	const tick = maxGroups * (groupSlots - 1)
 	r := newTableRig(t)
-	for i := range int64(mark + 10) {
+	for i := range int64(tick + 10) {
 		r.put(i, 1)
 	}
 	before := slices.Clone(r.table.index.dir)
 	if len(before) < 2 {
-		t.Fatalf("%d producers make no split", mark+10)
+		t.Fatalf("%d producers make no split", tick+10)
 	}
 	for range 20 {
-		for i := int64(mark - 10); i < mark+10; i++ {
+		for i := int64(tick - 10); i < tick+10; i++ {
 			r.remove(i)
 		}
-		for i := int64(mark - 10); i < mark+10; i++ {
+		for i := int64(tick - 10); i < tick+10; i++ {
 			r.put(i, 1)
 		}
 		r.verify()
@@ -247,8 +247,8 @@ func TestGroup(t *testing.T) {
 		}
 		for _, asked := range []uint8{1, 3, 127, 129, 255} {
 			found := map[int]bool{}
-			for marks := g.matches(asked); marks != 0; marks &= marks - 1 {
-				found[lowest(marks)] = true
+			for ticks := g.matches(asked); ticks != 0; ticks &= ticks - 1 {
+				found[lowest(ticks)] = true
 			}
 			for i, tag := range tags {
 				if tag == asked && !found[i] {
@@ -309,12 +309,12 @@ func TestRowsAreForNobodyToFollow(t *testing.T) {
 	if size := reflect.TypeFor[producer]().Size(); size != 128 {
 		t.Errorf("a row takes %d bytes, want 128", size)
 	}
-	for _, typ := range []reflect.Type{reflect.TypeFor[producer](), reflect.TypeFor[group](), reflect.TypeFor[mark]()} {
+	for _, typ := range []reflect.Type{reflect.TypeFor[producer](), reflect.TypeFor[group](), reflect.TypeFor[tick]()} {
 		if path := pointerIn(typ); path != "" {
 			t.Errorf("there is a pointer in %s", path)
 		}
 	}
-	if pointerIn(reflect.TypeFor[flight]()) == "" {
+	if pointerIn(reflect.TypeFor[inFlightBatch]()) == "" {
 		t.Error("the channel in flight is not found")
 	}
 }

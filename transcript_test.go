@@ -118,7 +118,7 @@ func init() {
 		"restart":       {play: (*transcript).restart, changes: true},
 		"snapshot":      {play: (*transcript).snapshot, whole: true},
 		"window":        {play: (*transcript).window, whole: true},
-		"activity":      {play: (*transcript).activity, whole: true},
+		"activity":      {play: (*transcript).recency, whole: true},
 		"txn":           {play: (*transcript).txn, whole: true},
 		"in-flight":     {play: (*transcript).inFlight, whole: true},
 		"snapshot-end":  {play: (*transcript).snapshotEnd, whole: true},
@@ -451,7 +451,7 @@ func (tr *transcript) restart(s step) string {
 	return ""
 }
 
-func (tr *transcript) activity(s step) string {
+func (tr *transcript) recency(s step) string {
 	p, ok := tr.part.m.Producer(tr.number(s, "pid"))
 	switch {
 	case !ok:

@@ -37,7 +37,7 @@ func (m *ProducerStateManager) Truncate(to int64) (exact bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	to = max(to, 0)
-	exact = m.cutFlights(to)
+	exact = m.abandonTruncated(to)
 	switch {
 	case to == 0:
 		m.empty()
@@ -47,14 +47,14 @@ func (m *ProducerStateManager) Truncate(to int64) (exact bool) {
 	return exact && !m.inexact
 }
 
-// truncate is Truncate below the end offset. Requires mu held.
-func (m *ProducerStateManager) truncate(to int64) {
-	m.cuts.Add(1)
-	m.inexact = m.inexact || to <= m.lastMarker || to < m.forgotAt
+// truncate is Truncate below the end offset.
+func (m *state) truncate(to int64) {
+	m.truncations.Add(1)
+	m.inexact = m.inexact || to <= m.lastMarker || to < m.lastForgetEnd
 	m.endOffset = to
 	m.lastMarker = min(m.lastMarker, to-1)
-	m.forgotAt = min(m.forgotAt, to)
-	m.reach = min(m.reach, to)
+	m.lastForgetEnd = min(m.lastForgetEnd, to)
+	m.restoredLogEnd = min(m.restoredLogEnd, to)
 	// From the last row down, since forgetting one moves the last row, which
 	// has been looked at, into its place.
 	for row := m.table.rows; row > 0; row-- {
@@ -64,12 +64,12 @@ func (m *ProducerStateManager) truncate(to int64) {
 	}
 	// Some may no longer have a transaction open. Those that do are parked again
 	// when their turn comes.
-	m.unparkAll()
+	m.unpinAll()
 }
 
 // truncateRow takes back what the producer in a row did at or past to, and
-// returns whether what is left of it is known to be right. Requires mu held.
-func (m *ProducerStateManager) truncateRow(row uint32, to int64) bool {
+// returns whether what is left of it is known to be right.
+func (m *state) truncateRow(row uint32, to int64) bool {
 	if m.table.at(row).endsBy(to) {
 		return true
 	}
@@ -89,7 +89,7 @@ func (p *producer) endsBy(to int64) bool {
 // left is known to be right, and whether nothing is.
 func (p *producer) cut(to int64) (known, gone bool) {
 	p.txnFirst = before(p.txnFirst, to)
-	known = !p.window.rolled
+	known = !p.window.evicted
 	for p.reaches(to) {
 		p.txnFirst = before(p.txnFirst, p.window.newest().baseOffset)
 		p.window.pop()
@@ -97,8 +97,8 @@ func (p *producer) cut(to int64) (known, gone bool) {
 	if p.window.count > 0 {
 		return known, false
 	}
-	known = known && p.past&pastEpoch == 0
-	return known, known && p.past&pastMarker == 0
+	known = known && p.history&hadEpoch == 0
+	return known, known && p.history&hadMarker == 0
 }
 
 // reaches reports whether the newest batch remembered is not wholly below to.
@@ -126,16 +126,16 @@ func before(txnFirst, limit int64) int64 {
 func (m *ProducerStateManager) Reset() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.forgetFlights()
+	m.dropInFlight()
 	m.empty()
 }
 
 // empty forgets everything that an empty log has nothing of. Requires mu held,
 // and nothing in flight.
-func (m *ProducerStateManager) empty() {
-	m.cuts.Add(1)
+func (m *state) empty() {
+	m.truncations.Add(1)
 	m.table = newTable()
-	m.activity = activity{now: m.activity.now}
-	m.endOffset, m.reach = 0, 0
-	m.lastMarker, m.forgotAt, m.inexact = noOffset, 0, false
+	m.recency = recency{now: m.recency.now}
+	m.endOffset, m.restoredLogEnd = 0, 0
+	m.lastMarker, m.lastForgetEnd, m.inexact = noOffset, 0, false
 }

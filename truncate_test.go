@@ -19,25 +19,25 @@ import (
 // comment promises it; and where it does not, nothing that was cut off is
 // remembered, not even if the broker ignores the answer and goes on.
 func TestTruncateAgainstChronicle(t *testing.T) {
-	checkHistories(t, someConfig, commits, replays, markers, coordinators, overlaps, clocks, cuts, cuts)
+	checkHistories(t, someConfig, commits, replays, markers, coordinators, overlaps, clocks, truncations, truncations)
 }
 
 // TestTruncatePlainLogs: the same without what makes most cuts inexact, so that
 // more of them are.
 func TestTruncatePlainLogs(t *testing.T) {
 	never := func(chooser) Config { return Config{Expiration: -1, UnknownProducer: AcceptAny} }
-	checkHistories(t, never, commits, replays, cuts)
+	checkHistories(t, never, commits, replays, truncations)
 }
 
 // TestHistoriesReachEverything: the histories do come to exact cuts and to
 // others, to producers forgotten and to everything that is in the lists.
 func TestHistoriesReachEverything(t *testing.T) {
-	met, evicted, narrow, wide := map[string]int{}, 0, 0, 0
+	met, evicted, maxPlainCount, mayRepeat := map[string]int{}, 0, 0, 0
 	c := seeded{rand.New(rand.NewPCG(1, 2))}
 	for range 300 {
 		s := newSurvivor(t, c, someConfig(c))
 		for range 3 {
-			for _, deeds := range [][]deed{commits, replays, markers, coordinators, overlaps, clocks, commits, cuts} {
+			for _, deeds := range [][]deed{commits, replays, markers, coordinators, overlaps, clocks, commits, truncations} {
 				s.run(deeds, 3)
 			}
 		}
@@ -46,16 +46,16 @@ func TestHistoriesReachEverything(t *testing.T) {
 		}
 		evicted += int(s.m.Stats().Evicted)
 		for row := range s.m.table.rows {
-			if s.m.table.at(row).window.wide {
-				wide++
+			if s.m.table.at(row).window.mayRepeat {
+				mayRepeat++
 			} else {
-				narrow++
+				maxPlainCount++
 			}
 		}
 	}
-	met["evicted"], met["wide"], met["narrow"] = evicted, wide, narrow
+	met["evicted"], met["wide"], met["narrow"] = evicted, mayRepeat, maxPlainCount
 	met["inexact cut"] = met["cut"] - met["exact cut"]
-	for _, deeds := range [][]deed{commits, replays, markers, coordinators, overlaps, clocks, cuts} {
+	for _, deeds := range [][]deed{commits, replays, markers, coordinators, overlaps, clocks, truncations} {
 		for _, d := range deeds {
 			met[d.name] += 0
 		}
@@ -394,7 +394,7 @@ func TestResetKeeps(t *testing.T) {
 		t.Errorf("a walk that had begun saw %d producers, want 1", seen)
 	}
 	audit(t, p.m)
-	if diff := cmp.Diff(state{MaxProducerID: 32}, stateOf(p.m)); diff != "" {
+	if diff := cmp.Diff(observed{MaxProducerID: 32}, stateOf(p.m)); diff != "" {
 		t.Errorf("the state (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(want, p.m.Stats()); diff != "" {

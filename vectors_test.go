@@ -249,13 +249,13 @@ func (v *vector) stamp(op vectorOp) {
 	v.stamps[op.nums[0]] = op.ts
 	v.skewed[op.nums[0]] = op.ts < v.clock
 	v.logStamp[v.p.log[len(v.p.log)-1].base] = op.ts
-	v.tick()
+	v.startTick()
 }
 
-func (v *vector) tick() {
+func (v *vector) startTick() {
 	v.p.m.mu.Lock()
 	defer v.p.m.mu.Unlock()
-	v.p.m.tick(instantOf(time.UnixMilli(v.clock)))
+	v.p.m.startTick(instantOf(time.UnixMilli(v.clock)))
 }
 
 func (v *vector) batch(op vectorOp, want answer) {
@@ -403,7 +403,7 @@ func (v *vector) reload(op vectorOp, want answer) {
 		}
 		v.stamps[l.pid()], v.skewed[l.pid()] = v.logStamp[l.base], true
 	}
-	v.tick()
+	v.startTick()
 	v.p.m.Advance(v.p.end)
 	v.producers(op, want)
 }

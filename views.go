@@ -88,7 +88,7 @@ type ProducerState struct {
 }
 
 // view copies the producer for a reader, with the marks that it refers to.
-func (p *producer) view(marks []mark, current uint32) ProducerState {
+func (p *producer) view(ticks []tick, current uint32) ProducerState {
 	s := ProducerState{
 		ProducerID:    p.id,
 		Epoch:         p.epoch,
@@ -98,8 +98,8 @@ func (p *producer) view(marks []mark, current uint32) ProducerState {
 	}
 	s.TransactionOffset = max(p.txnFirst, 0)
 	s.CoordinatorEpoch = max(p.coordinatorEpoch, 0)
-	if p.mark != current {
-		s.LastActivity = marks[p.mark].at().time()
+	if p.tick != current {
+		s.LastActivity = ticks[p.tick].at().time()
 	}
 	return s
 }
@@ -113,9 +113,9 @@ func (m *ProducerStateManager) Producer(pid int64) (ProducerState, bool) {
 	if p == nil {
 		return ProducerState{}, false
 	}
-	s := p.view(m.activity.marks, m.activity.current)
-	if p.lane != 0 {
-		s.InFlight = int(m.inFlight.lanes[p.lane-1].count)
+	s := p.view(m.recency.ticks, m.recency.current)
+	if p.queue != 0 {
+		s.InFlight = int(m.inFlight.queues[p.queue-1].count)
 	}
 	return s, true
 }
@@ -129,12 +129,12 @@ func (m *ProducerStateManager) Producers() iter.Seq[ProducerState] {
 	return func(yield func(ProducerState) bool) {
 		m.mu.Lock()
 		all := m.table.freeze()
-		marks, current := slices.Clone(m.activity.marks), m.activity.current
+		ticks, current := slices.Clone(m.recency.ticks), m.recency.current
 		counts := m.inFlightCounts()
 		m.mu.Unlock()
 		for _, row := range all.byID() {
 			p := all.at(row)
-			s := p.view(marks, current)
+			s := p.view(ticks, current)
 			s.InFlight = counts.of(p)
 			if !yield(s) {
 				return

@@ -45,11 +45,11 @@ type window struct {
 	// whole window spans less than the sequence space, so nothing remembered
 	// starts at next, and a batch that does need not be searched for. It only
 	// saves that search; find is right in any case.
-	wide bool
+	mayRepeat bool
 	// rolled is set once the window has dropped a batch, or may lack one that
 	// the log has.
-	rolled bool
-	ring   [WindowSize]entry
+	evicted bool
+	ring    [WindowSize]entry
 }
 
 // entry is a remembered batch as the ring holds it.
@@ -60,12 +60,12 @@ type entry struct {
 
 // narrow is the most sequences a batch may cover in a window that is not wide:
 // WindowSize of them and one more stay below the modulus.
-const narrow = sequenceMask / (WindowSize + 1)
+const maxPlainCount = sequenceMask / (WindowSize + 1)
 
 // follows reports whether a batch that starts at first is the next one and
 // certainly not a remembered one.
 func (w *window) follows(first int32) bool {
-	return first == w.next && !w.wide
+	return first == w.next && !w.mayRepeat
 }
 
 // ringSlot maps position i, counted from the oldest, to its place in a ring of
@@ -94,7 +94,7 @@ func (w *window) newest() *entry {
 // the ring a retry finds its first copy cannot be predicted, and a wrong guess
 // of the processor costs more than the five comparisons.
 func (w *window) find(s span) *entry {
-	if w.wide {
+	if w.mayRepeat {
 		return w.findOldest(s)
 	}
 	r := &w.ring
@@ -135,7 +135,7 @@ func (w *window) findOldest(s span) *entry {
 // push remembers a batch as the newest, in place of the oldest where the window
 // is full. It requires baseOffset to be above the newest one's.
 func (w *window) push(s span, baseOffset int64) {
-	w.widen(s)
+	w.noteRepeat(s)
 	w.ring[w.slot(w.count)] = entry{s, baseOffset}
 	w.next = nextSequence(s.last())
 	if w.count < WindowSize {
@@ -143,20 +143,20 @@ func (w *window) push(s span, baseOffset int64) {
 		return
 	}
 	w.start = w.slot(1)
-	w.rolled = true
+	w.evicted = true
 }
 
 // widen makes the window wide if a batch that is about to be pushed does so.
-func (w *window) widen(s span) {
-	if s.count() > narrow || (s.first() != w.next && w.count > 0) {
-		w.wide = true
+func (w *window) noteRepeat(s span) {
+	if s.count() > maxPlainCount || (s.first() != w.next && w.count > 0) {
+		w.mayRepeat = true
 	}
 }
 
 // refill is push for a window that was just made and is not full: the oldest
 // batch is the first of the ring.
 func (w *window) refill(s span, baseOffset int64) {
-	w.widen(s)
+	w.noteRepeat(s)
 	w.ring[w.count] = entry{s, baseOffset}
 	w.next = nextSequence(s.last())
 	w.count++

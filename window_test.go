@@ -69,7 +69,7 @@ func TestWindowAgainstSlice(t *testing.T) {
 				if rapid.IntRange(0, 3).Draw(t, "stray") == 0 {
 					first = rapid.Int32Range(0, 6).Draw(t, "first")
 				}
-				count := rapid.OneOf(rapid.Int32Range(1, 3), rapid.Just(int32(narrow)), rapid.Just(int32(narrow+1))).Draw(t, "count")
+				count := rapid.OneOf(rapid.Int32Range(1, 3), rapid.Just(int32(maxPlainCount)), rapid.Just(int32(maxPlainCount+1))).Draw(t, "count")
 				base += rapid.Int64Range(1, 3).Draw(t, "step")
 				w.push(makeSpan(first, count), base)
 				want = append(want, entry{makeSpan(first, count), base})
