@@ -454,5 +454,5 @@ func needKcat(t *testing.T) {
 	if os.Getenv("CI") != "" {
 		t.Fatal("kcat is not installed")
 	}
-	t.Skip("kcat is not installed")
+	t.Skip("kcat is not installed; install it with: apt-get install kcat (or brew install kcat)")
 }
