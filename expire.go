@@ -248,16 +248,8 @@ func (m *state) sweep(limit time.Duration) (expired int, more bool) {
 // too many that must be kept, it leaves the rest of the way to the next commit of
 // a newcomer, so that no commit takes long.
 func (m *state) evict() {
-	if limit := m.cfg.MaxProducers; limit > 0 {
-		m.evictDownTo(limit-1, sweepStep)
-	}
-}
-
-// evictDownTo forgets the least recently committed producers until there are no
-// more than n, or none is left that may be forgotten, but looks at no more than
-// the given number.
-func (m *state) evictDownTo(n, looks int) {
-	for ; looks > 0 && int(m.table.rows) > n && m.recency.idle.oldest != 0; looks-- {
+	limit := m.cfg.MaxProducers
+	for looks := sweepStep; limit > 0 && looks > 0 && int(m.table.rows) >= limit && m.recency.idle.oldest != 0; looks-- {
 		if m.forgetOrPin(m.recency.idle.oldest.row()) {
 			m.stats.Evicted++
 		}

@@ -187,9 +187,10 @@ type state struct {
 	// would give, but for producers forgotten; see Truncate.
 	inexact bool
 	recency recency
-	// cuts counts how often something was taken back from the log. Snapshots
-	// compare it, to know that they are of a log that is no longer.
-	truncations atomic.Uint64
+	// truncations counts how often the log was cut. A Snapshot compares it to
+	// know whether the log was cut since. It is an allocation of its own, so
+	// that a Snapshot does not keep the manager alive.
+	truncations *atomic.Uint64
 	// inFlight is what has been reserved, or nil where nothing ever was.
 	inFlight *inFlightSet
 }
@@ -198,15 +199,18 @@ type state struct {
 // producers, end offset 0. It copies cfg. A manager that stays empty takes
 // less than 512 bytes.
 func New(cfg Config) *ProducerStateManager {
-	m := new(ProducerStateManager)
-	m.init(cfg)
-	return m
+	return &ProducerStateManager{state: newState(cfg)}
 }
 
-func (m *state) init(cfg Config) {
-	m.cfg, m.table = cfg, newTable()
-	m.maxProducerID, m.lastMarker = NoProducerID, noOffset
-	m.recency.now = instant{ms: longAgo}
+func newState(cfg Config) state {
+	return state{
+		cfg:           cfg,
+		table:         newTable(),
+		maxProducerID: NoProducerID,
+		lastMarker:    noOffset,
+		recency:       recency{now: instant{ms: longAgo}},
+		truncations:   new(atomic.Uint64),
+	}
 }
 
 // Check judges a batch and changes nothing: [ProducerStateManager.CheckBatch]

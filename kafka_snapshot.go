@@ -139,14 +139,14 @@ func (p *producer) appendKafka(b []byte, timestamp int64) []byte {
 // with a time after that. Otherwise it is as with Restore.
 func (m *ProducerStateManager) RestoreKafka(r io.Reader, endOffset int64) error {
 	d := newSnapshotDecoder(r)
-	n := New(m.cfg)
+	n := newState(m.cfg)
 	n.endOffset = max(endOffset, 0)
 	n.lastMarker = n.endOffset - 1
 	n.decodeKafka(d)
 	if d.err != nil {
 		return d.err
 	}
-	m.replaceBy(n)
+	m.replace(&n)
 	return nil
 }
 

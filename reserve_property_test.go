@@ -645,7 +645,6 @@ func (p *pipeline) restore() {
 	}
 	p.replaceModel(s.model.copyBelow(s.end))
 	p.model.stats, p.model.now = stats, max(now, p.model.now)
-	p.model.evictDownTo(p.model.cap)
 	p.model.maxID = max(maxID, p.model.maxID)
 	p.read(s.end)
 	p.endAtLog()

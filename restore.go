@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
-	"math"
 )
 
 // This file reads snapshots. It believes nothing that they say before it is
@@ -41,49 +40,44 @@ var (
 // ErrSnapshotLog, or the error that r returned, wrapped. Memory is taken as the
 // bytes come in, whatever count they announce.
 //
-// Of the former state remains MaxProducerID, if it is the higher one, the time
-// of the last Expire, if it is the later one, and the counts of Stats. Open
-// reservations are abandoned. Where the snapshot has more producers than
-// Config.MaxProducers, the least recently active ones are forgotten.
+// Of the former state remain MaxProducerID, if it is the higher one, the time of
+// the last Expire, if it is the later one, and the counts of Stats. Open
+// reservations are abandoned. A restore evicts nothing: where the snapshot holds
+// more producers than Config.MaxProducers, newcomers evict the excess.
 //
 // Safe for concurrent use. It holds the lock only at the end, for a time that
 // does not depend on the number of producers.
 func (m *ProducerStateManager) Restore(r io.Reader) error {
-	n, err := m.read(r)
+	n, err := readSnapshot(r, m.cfg)
 	if err != nil {
 		return err
 	}
-	m.replaceBy(n)
+	m.replace(n)
 	return nil
 }
 
-// read returns a manager with the same Config and the state of a snapshot.
-func (m *ProducerStateManager) read(r io.Reader) (*ProducerStateManager, error) {
+// readSnapshot returns the state that a snapshot holds, for a manager with cfg.
+func readSnapshot(r io.Reader, cfg Config) (*state, error) {
 	d := newSnapshotDecoder(r)
-	n := New(m.cfg)
+	n := newState(cfg)
 	logID := n.decode(d)
-	if none := [16]byte{}; d.err == nil && logID != m.cfg.LogID && logID != none && m.cfg.LogID != none {
-		d.err = fmt.Errorf("%w: it is of log %x, this is log %x", ErrSnapshotLog, logID, m.cfg.LogID)
+	if none := [16]byte{}; d.err == nil && logID != cfg.LogID && logID != none && cfg.LogID != none {
+		d.err = fmt.Errorf("%w: it is of log %x, this is log %x", ErrSnapshotLog, logID, cfg.LogID)
 	}
-	return n, d.err
+	return &n, d.err
 }
 
-// replaceBy makes the state of n, which nobody else knows, that of m.
-func (m *ProducerStateManager) replaceBy(n *ProducerStateManager) {
-	if limit := m.cfg.MaxProducers; limit > 0 {
-		n.evictDownTo(limit, math.MaxInt)
-	}
+// replace makes n the state, with what a restore keeps of the former one.
+func (m *ProducerStateManager) replace(n *state) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.dropInFlight()
 	if n.recency.now.before(m.recency.now) {
 		n.recency.now = m.recency.now
 	}
-	m.table, m.recency = n.table, n.recency
-	m.endOffset, m.restoredLogEnd = n.endOffset, n.restoredLogEnd
-	m.lastMarker, m.lastForgetEnd, m.inexact = n.lastMarker, n.lastForgetEnd, n.inexact
-	m.maxProducerID = max(m.maxProducerID, n.maxProducerID)
-	m.stats.Evicted += n.stats.Evicted
+	n.maxProducerID = max(n.maxProducerID, m.maxProducerID)
+	n.stats, n.truncations, n.inFlight = m.stats, m.truncations, m.inFlight
+	m.state = *n
 }
 
 // decode fills an empty manager, and returns the identity of the log. What went

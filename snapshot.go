@@ -142,7 +142,7 @@ func (m *ProducerStateManager) Snapshot() *Snapshot {
 		current:           m.recency.current,
 		capped:            m.cfg.MaxProducers > 0,
 		trimmed:           end < m.endOffset,
-		truncations:       &m.truncations,
+		truncations:       m.truncations,
 		truncationsBefore: m.truncations.Load(),
 		head: snapshotHead{
 			logID:         m.cfg.LogID,

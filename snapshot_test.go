@@ -9,6 +9,7 @@ import (
 	"hash/crc32"
 	"io"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -92,13 +93,7 @@ func firstOf[A, B any](a A, _ B) A { return a }
 
 // crashes restarts from a snapshot in the middle of a history, and lets the
 // history go on as if nothing had happened.
-//
-// A cap that open transactions exceed is kept at once by a restore, and at the
-// next newcomer otherwise; so there is no restart then.
 var crashes = []deed{{"restart", func(s *survivor) {
-	if limit := s.c.cfg.MaxProducers; limit > 0 && s.m.Len() > limit {
-		return
-	}
 	s.note("restart")
 	snapshot := encoded(s.t, s.m)
 	again := restored(s.t, s.c.cfg, snapshot)
@@ -315,25 +310,102 @@ func TestOrderOfActivity(t *testing.T) {
 			t.Errorf("cap %d: (-want +got)\n%s", tt.cap, diff)
 		}
 		small := restored(t, Config{MaxProducers: 2}, encoded(t, m))
-		if a, _ := small.Producer(1); a.ProducerID != 1 || small.Len() != 2 || small.Stats().Evicted != 4 {
-			t.Errorf("cap %d: restored into a cap of 2: %+v", tt.cap, stateOf(small))
+		settled(small.Commit(9, 0, 0, 1, 7))
+		if p, ok := small.Producer(4); !ok || p.ProducerID != 4 || small.Len() != 2 || small.Stats().Evicted != 5 {
+			t.Errorf("cap %d: restored into a cap of 2, and a newcomer: %+v", tt.cap, stateOf(small))
 		}
 	}
 }
 
-// TestRestoreKeepsOpenTransactions: a cap that is too small never takes a
-// producer with an open transaction, in a restore either.
-func TestRestoreKeepsOpenTransactions(t *testing.T) {
+// TestFault_F4_RestoreEvictsNothing: a restore keeps every producer of the
+// snapshot, also beyond the cap. The next newcomer evicts the excess, and never a
+// producer with an open transaction.
+func TestFault_F4_RestoreEvictsNothing(t *testing.T) {
 	m := New(Config{})
 	for pid := range int64(6) {
 		if err := m.CommitBatch(Batch{ProducerID: pid, Count: 1, Transactional: pid%2 == 0}, pid); err != nil {
 			t.Fatal(err)
 		}
 	}
-	small := restored(t, Config{MaxProducers: 2}, encoded(t, m))
-	for pid := range int64(6) {
-		if _, ok := small.Producer(pid); ok != (pid%2 == 0) {
-			t.Errorf("producer %d is remembered: %t", pid, ok)
+	ours, kafkas := encoded(t, m), inKafka(t, m)
+	for name, restore := range map[string]func(*ProducerStateManager) error{
+		"Restore":      func(m *ProducerStateManager) error { return m.Restore(bytes.NewReader(ours)) },
+		"RestoreKafka": func(m *ProducerStateManager) error { return m.RestoreKafka(bytes.NewReader(kafkas), 6) },
+		"Load": func(n *ProducerStateManager) error {
+			dir := openDisk(t, newDisk(), 1)
+			if err := dir.Save(m.Snapshot()); err != nil {
+				return err
+			}
+			_, err := dir.Load(n, 6)
+			return err
+		},
+	} {
+		small := New(Config{MaxProducers: 2})
+		if err := restore(small); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		audit(t, small)
+		if small.Len() != 6 || small.Stats().Evicted != 0 {
+			t.Errorf("%s: %d producers are left, %d evicted", name, small.Len(), small.Stats().Evicted)
+		}
+		if err := small.Commit(7, 0, 0, 1, 6); err != nil {
+			t.Fatal(err)
+		}
+		audit(t, small)
+		for pid := range int64(8) {
+			if _, ok := small.Producer(pid); ok != (pid < 6 && pid%2 == 0 || pid == 7) {
+				t.Errorf("%s, after a newcomer: producer %d is remembered: %t", name, pid, ok)
+			}
+		}
+	}
+}
+
+// TestFault_F4_RebuiltReplicaForgetsTheSame: two managers get equal calls, with
+// more producers and open transactions than the cap. One is rebuilt from its own
+// snapshot now and then. They go on remembering the same.
+func TestFault_F4_RebuiltReplicaForgetsTheSame(t *testing.T) {
+	for seed := range uint64(30) {
+		rng := rand.New(rand.NewPCG(4, seed))
+		cfg := Config{MaxProducers: 50, UnknownProducer: AcceptAny}
+		one, other := New(cfg), New(cfg)
+		both := func(do func(*ProducerStateManager) error) {
+			if err := errors.Join(do(one), do(other)); err != nil {
+				t.Fatalf("seed %d: %v", seed, err)
+			}
+		}
+		next := make([]int32, 200)
+		for offset := int64(0); offset < 3000; offset++ {
+			pid := rng.IntN(len(next))
+			if rng.IntN(10) == 0 {
+				both(func(m *ProducerStateManager) error {
+					return m.ReplayMarker(Marker{ProducerID: int64(pid), Commit: true}, offset)
+				})
+				continue
+			}
+			if p, _ := one.Producer(int64(pid)); len(p.Window) == 0 {
+				next[pid] = 0 // a marker may have made it known without a batch
+			}
+			b := Batch{ProducerID: int64(pid), BaseSequence: next[pid], Count: 1, Transactional: rng.IntN(3) == 0}
+			next[pid]++
+			both(func(m *ProducerStateManager) error { return m.CommitBatch(b, offset) })
+			if rng.IntN(500) == 0 {
+				both(func(m *ProducerStateManager) error { m.Expire(time.Unix(offset, 0)); return nil })
+			}
+			if rng.IntN(100) == 0 {
+				if err := other.Restore(bytes.NewReader(encoded(t, other))); err != nil {
+					t.Fatal(err)
+				}
+				audit(t, other)
+			}
+			if one.Stats() != other.Stats() {
+				t.Fatalf("seed %d, offset %d: lived through %+v, rebuilt %+v", seed, offset, one.Stats(), other.Stats())
+			}
+			if offset%100 == 99 && !reflect.DeepEqual(stateOf(one), stateOf(other)) {
+				t.Fatalf("seed %d, offset %d: (-lived through +rebuilt)\n%s", seed, offset, cmp.Diff(stateOf(one), stateOf(other)))
+			}
+		}
+		if one.Stats().Evicted == 0 || one.Len() <= cfg.MaxProducers {
+			t.Fatalf("seed %d: %d evicted, %d left: the cap was not exceeded", seed, one.Stats().Evicted, one.Len())
 		}
 	}
 }
@@ -840,6 +912,33 @@ func TestLogID(t *testing.T) {
 			t.Errorf("snapshot of %x into a manager of %x: %v", tt.snapshot, tt.manager, err)
 		}
 	}
+}
+
+// TestFault_F5_SnapshotFreesManager: neither a Snapshot nor a SnapshotDir that
+// saved one keeps the manager alive.
+func TestFault_F5_SnapshotFreesManager(t *testing.T) {
+	dir := openDisk(t, newDisk(), 1)
+	freed := make(chan struct{})
+	s := func() *Snapshot {
+		m := logOf(t, 1)
+		runtime.SetFinalizer(m, func(*ProducerStateManager) { close(freed) })
+		s := m.Snapshot()
+		if err := dir.Save(s); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}()
+	for range 1000 {
+		runtime.GC()
+		select {
+		case <-freed:
+			runtime.KeepAlive(dir)
+			runtime.KeepAlive(s)
+			return
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	t.Error("the manager is still in use")
 }
 
 // TestRestoreOverState: what a restore replaces and what it keeps.

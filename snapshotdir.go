@@ -305,7 +305,7 @@ func (d *SnapshotDir) load(m *ProducerStateManager, offset, logEnd int64) error 
 		return err
 	}
 	defer f.Close()
-	n, err := m.read(f)
+	n, err := readSnapshot(f, m.cfg)
 	if err != nil {
 		return err
 	}
@@ -316,7 +316,7 @@ func (d *SnapshotDir) load(m *ProducerStateManager, offset, logEnd int64) error 
 	if n.restoredLogEnd > logEnd {
 		return errPastLogEnd
 	}
-	m.replaceBy(n)
+	m.replace(n)
 	return nil
 }
 
