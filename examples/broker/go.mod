@@ -5,6 +5,7 @@ go 1.26.0
 require (
 	github.com/IBM/sarama v1.61.1
 	github.com/Shopify/toxiproxy/v2 v2.5.0
+	github.com/google/go-cmp v0.7.0
 	github.com/idempotence-go/idempotence v0.0.0
 	github.com/rs/zerolog v1.35.1
 	github.com/twmb/franz-go v1.22.3
