@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"testing"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -45,7 +44,7 @@ type fate int
 const (
 	written    fate = iota
 	refused         // it cannot be written
-	diedBefore      // the log ends before it
+	diedBefore      // the log ends with half of it
 	diedAfter       // the log ends behind it, and nothing learns of that
 )
 
@@ -54,11 +53,10 @@ var errDisk = errors.New("disk error")
 // A memLog is a log in memory. Fates are those of the next records other than
 // starts, blocks and stops.
 type memLog struct {
-	bytes    []byte
-	fates    []fate
-	dead     bool
-	appended int          // records in bytes
-	waiting  func(record) // called before each wait returns
+	bytes   []byte
+	fates   []fate
+	dead    bool
+	waiting func(record) // called before each wait returns
 }
 
 func (l *memLog) Append(record []byte) func() error {
@@ -79,7 +77,9 @@ func (l *memLog) Append(record []byte) func() error {
 	}
 	if !l.dead && (what == written || what == diedAfter) {
 		l.bytes = append(l.bytes, record...)
-		l.appended++
+	}
+	if !l.dead && what == diedBefore {
+		l.bytes = append(l.bytes, record[:len(record)/2]...)
 	}
 	l.dead = l.dead || what >= diedBefore
 	return func() error {
@@ -90,19 +90,27 @@ func (l *memLog) Append(record []byte) func() error {
 	}
 }
 
+// A fataler is a *testing.T or a *rapid.T.
+type fataler interface {
+	Helper()
+	Fatal(...any)
+	Fatalf(string, ...any)
+}
+
 // A world is a coordinator, its log and a clock.
 type world struct {
-	t   testing.TB
-	cfg Config
-	now time.Time
-	log *memLog
-	c   *Coordinator
+	t        fataler
+	cfg      Config
+	now      time.Time
+	log      *memLog
+	c        *Coordinator
+	rewrites bool // a restart rewrites the log if that is worth it
 }
 
 const firstID = 4000
 
 // newWorld starts a coordinator whose log holds the records.
-func newWorld(t testing.TB, given ...record) *world {
+func newWorld(t fataler, given ...record) *world {
 	w := &world{
 		t:   t,
 		cfg: Config{FirstProducerID: firstID},
@@ -122,8 +130,14 @@ func (w *world) restart() {
 	if err != nil {
 		w.t.Fatalf("Recover: %v", err)
 	}
-	if r.Tail != nil || r.Duplicates != 0 {
-		w.t.Fatalf("Recover: tail %v, %d duplicates", r.Tail, r.Duplicates)
+	if r.Duplicates != 0 || (r.Tail != nil) != (r.Size < int64(len(w.log.bytes))) {
+		w.t.Fatalf("Recover: size %d of %d, tail %v, %d duplicates", r.Size, len(w.log.bytes), r.Tail, r.Duplicates)
+	}
+	w.log.bytes = w.log.bytes[:r.Size]
+	if w.rewrites {
+		if short := r.Rewritten(); short != nil {
+			w.log.bytes = short
+		}
 	}
 	w.log.dead, w.log.fates = false, nil
 	w.c, err = NewCoordinator(w.cfg, r, w.log)
@@ -294,7 +308,7 @@ func (w *world) duration(s string) time.Duration {
 
 func version(s string) int8 { return int8(s[1] - '0') }
 
-func kafkaError(t testing.TB, name string) error {
+func kafkaError(t fataler, name string) error {
 	for code := range int16(200) {
 		if err := kerr.TypedErrorForCode(code); err != nil && err.Message == name {
 			return err
