@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // This file holds what an attack on the package brought to light: one test for
@@ -37,9 +39,9 @@ func TestIntactSnapshotIsNotRefusedForAnySeed(t *testing.T) {
 	}
 }
 
-// A snapshot with end offset 0 is that of an empty log, which knows nobody, not
-// even by an epoch that a marker past the end has brought.
-func TestSnapshotOfEmptyLogHoldsNobody(t *testing.T) {
+// A snapshot with end offset 0 holds what was committed behind a batch in flight,
+// and a replay of the whole log on top of it gives what the log gives.
+func TestSnapshotFromStartOfLogHoldsWhatFollows(t *testing.T) {
 	m := New(Config{})
 	if _, _, err := m.Reserve(Batch{ProducerID: 1, Count: 1}); err != nil {
 		t.Fatal(err)
@@ -51,14 +53,18 @@ func TestSnapshotOfEmptyLogHoldsNobody(t *testing.T) {
 	if end := n.EndOffset(); end != 0 {
 		t.Fatalf("end offset %d, want 0: a batch is in flight that may lie there", end)
 	}
-	if p, ok := n.Producer(2); ok {
-		t.Errorf("a log of 0 records knows producer %+v", p)
+	rebuilt := New(Config{})
+	for _, m := range []*ProducerStateManager{n, rebuilt} {
+		settled(t, m.Replay(Batch{ProducerID: 1, Count: 1}, 2), m.ReplayMarker(Marker{ProducerID: 2, Epoch: 3}, 5))
+	}
+	if diff := cmp.Diff(stateOf(rebuilt), stateOf(n)); diff != "" {
+		t.Errorf("(-rebuilt +restored and replayed)\n%s", diff)
 	}
 }
 
-// Where something is in flight, a snapshot ends before what the manager knows.
-// What lies past its end and cannot be taken back makes it inexact, as it makes
-// a Truncate to there.
+// A snapshot that was taken with something in flight ends before what it holds.
+// What lies past its end and cannot be taken back makes a Truncate to there
+// inexact, after a restore as before.
 func TestSnapshotPastWhichTruncateIsInexact(t *testing.T) {
 	steps := []struct {
 		name string

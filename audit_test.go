@@ -46,8 +46,9 @@ func auditManager(m *ProducerStateManager) error {
 	if m.endOffset < 0 {
 		return fmt.Errorf("end offset %d is negative", m.endOffset)
 	}
-	if m.lastMarker < noOffset || m.lastMarker >= max(m.endOffset, 1) || m.lastForgetEnd > m.endOffset {
-		return fmt.Errorf("last marker at %d, forgot at %d, end offset %d", m.lastMarker, m.lastForgetEnd, m.endOffset)
+	end := max(m.endOffset, m.restoredLogEnd)
+	if m.lastMarker < noOffset || m.lastMarker >= max(end, 1) || m.lastForgetEnd > end {
+		return fmt.Errorf("last marker at %d, forgot at %d, end offset %d", m.lastMarker, m.lastForgetEnd, end)
 	}
 	if m.maxProducerID < NoProducerID {
 		return fmt.Errorf("highest producer id is %d", m.maxProducerID)
@@ -57,15 +58,15 @@ func auditManager(m *ProducerStateManager) error {
 		if p.id > m.maxProducerID {
 			return fmt.Errorf("producer %d is above the highest producer id %d", p.id, m.maxProducerID)
 		}
-		if p.txnFirst >= m.endOffset && p.txnFirst != noTxn {
-			return fmt.Errorf("producer %d has a transaction from %d, past end offset %d", p.id, p.txnFirst, m.endOffset)
+		if p.txnFirst >= end && p.txnFirst != noTxn {
+			return fmt.Errorf("producer %d has a transaction from %d, past end offset %d", p.id, p.txnFirst, end)
 		}
 		if p.window.count == 0 {
 			continue
 		}
-		if e := p.window.newest(); e.baseOffset+int64(e.span.count()) > m.endOffset {
+		if e := p.window.newest(); e.baseOffset+int64(e.span.count()) > end {
 			return fmt.Errorf("producer %d remembers %d records from offset %d, past end offset %d",
-				p.id, e.span.count(), e.baseOffset, m.endOffset)
+				p.id, e.span.count(), e.baseOffset, end)
 		}
 	}
 	return nil

@@ -266,7 +266,7 @@ func (m *state) forgetOrPin(row uint32) bool {
 		return false
 	}
 	m.forget(row)
-	m.lastForgetEnd = m.endOffset
+	m.lastForgetEnd = m.logEndOffset()
 	return true
 }
 

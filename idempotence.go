@@ -178,8 +178,9 @@ type state struct {
 	// producer than its window does: a marker, or the last record of a batch
 	// without sequences. It is noOffset where there was none.
 	lastMarker int64
-	// reach is the end of the log when the snapshot was taken that was restored
-	// last, or 0. Until a replay has come so far, the state is not whole.
+	// restoredLogEnd is the log end offset of the restored snapshot, or 0.
+	// Batches up to it may be remembered. Until replay reaches it, the state is
+	// incomplete.
 	restoredLogEnd int64
 	// forgotAt is the end offset when a producer was last forgotten, or 0.
 	lastForgetEnd int64
@@ -310,10 +311,9 @@ func (m *state) isPlain(b *Batch, p *producer) bool {
 	return !b.Transactional && m.isNewest(p, m.table.lastRow)
 }
 
-// offsetRises reports whether baseOffset is at or above the end offset, and so
-// above every offset remembered.
+// offsetRises reports whether baseOffset is above every offset remembered.
 func (m *state) offsetRises(b *Batch, baseOffset int64) bool {
-	return baseOffset >= m.endOffset && roomAt(baseOffset, b.Count)
+	return baseOffset >= m.endOffset && baseOffset >= m.restoredLogEnd && roomAt(baseOffset, b.Count)
 }
 
 // commit is CommitBatch in general.

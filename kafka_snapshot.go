@@ -45,19 +45,23 @@ const (
 var bigEndian = binary.BigEndian
 
 // WriteKafka writes the snapshot to w in the format of Kafka's own snapshots, in
-// the order of producer ids, and returns how many bytes it wrote. Name the file
-// by EndOffset, in 20 digits, as Kafka does: 00000000000000078114.snapshot. It
-// returns the first error of w, wrapped; what was written then is worthless.
+// the order of producer ids, and returns the number of bytes written. Name the
+// file by EndOffset, in 20 digits, as Kafka does: 00000000000000078114.snapshot.
+// It returns the first error of w, wrapped; what was written then is worthless.
 //
 // What the format has no room for is left out: all but the newest batch of each
-// window, the identity of the log, MaxProducerID. The time of a producer's last
-// activity is cut to milliseconds; for one that has been active since the last
-// Expire it is the time of that call, and -1 if there was none, which Kafka takes
-// for very long ago. So call Expire right before Snapshot.
+// window, the identity of the log, MaxProducerID. So is what lies at or past
+// EndOffset, which Kafka refuses to load. The time of a producer's last activity
+// is cut to milliseconds; for one that has been active since the last Expire it
+// is the time of that call, and -1 if there was none, which Kafka takes for very
+// long ago. So call Expire right before Snapshot.
 //
 // It goes over the producers twice, since the checksum comes first.
 func (s *Snapshot) WriteKafka(w io.Writer) (int64, error) {
-	rows := s.byID()
+	rows := slices.DeleteFunc(s.rows.byID(), func(row uint32) bool {
+		_, ok := s.beforeEnd(row)
+		return !ok
+	})
 	sum := newSnapshotEncoder(io.Discard)
 	s.encodeKafka(sum, rows)
 	e := newSnapshotEncoder(w)
@@ -71,25 +75,27 @@ func (s *Snapshot) WriteKafka(w io.Writer) (int64, error) {
 func (s *Snapshot) encodeKafka(e *snapshotEncoder, rows []uint32) {
 	e.room(4)
 	e.buf = bigEndian.AppendUint32(e.buf, uint32(len(rows)))
-	var scratch producer
 	for _, row := range rows {
 		e.room(kafkaProducerSize)
-		p, _ := s.at(row, &scratch)
-		e.buf = p.appendKafka(e.buf, s.timestamp(p))
+		p, _ := s.beforeEnd(row)
+		e.buf = p.appendKafka(e.buf, s.timestamp(&p))
 	}
 	e.flush()
 }
 
-// byID returns the rows in the order of producer ids.
-func (s *Snapshot) byID() []uint32 {
-	ranks := make([]ranked, 0, s.rows.rows)
-	var scratch producer
-	for row := range s.rows.rows {
-		if p, _ := s.at(row, &scratch); p != nil {
-			ranks = append(ranks, ranked{key: uint64(p.id), row: row})
-		}
+// beforeEnd returns the producer in a row without what lies at or past the end
+// offset, and whether anything is left.
+func (s *Snapshot) beforeEnd(row uint32) (producer, bool) {
+	p := *s.rows.at(row)
+	switch end := s.head.endOffset; end {
+	case s.head.logEndOffset:
+		return p, true
+	case 0:
+		return p, false
+	default:
+		_, gone := p.cut(end)
+		return p, !gone
 	}
-	return s.rows.inOrder(ranks)
 }
 
 // timestamp returns when a producer was last active, as far as it is known.

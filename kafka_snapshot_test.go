@@ -363,6 +363,40 @@ func TestKafkaOneBatch(t *testing.T) {
 	}
 }
 
+// TestKafkaInFlight: Kafka refuses offsets at or past the end offset of a
+// snapshot, so what lies there because something was in flight is left out.
+func TestKafkaInFlight(t *testing.T) {
+	m := New(Config{})
+	commit := func(b Batch, base int64) {
+		t.Helper()
+		if b.Count = 1; m.CommitBatch(b, base) != nil {
+			t.Fatalf("%+v at %d", b, base)
+		}
+	}
+	commit(Batch{ProducerID: 31, Transactional: true}, 0)
+	commit(Batch{ProducerID: 32}, 1)
+	if _, _, err := m.Reserve(Batch{ProducerID: 34, Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	commit(Batch{ProducerID: 31, BaseSequence: 1}, 3)
+	commit(Batch{ProducerID: 32, Epoch: 1, Transactional: true}, 4)
+	commit(Batch{ProducerID: 33}, 5)
+	if s := m.Snapshot(); s.EndOffset() != 2 || s.LogEndOffset() != 6 {
+		t.Fatalf("end offset %d, log end offset %d", s.EndOffset(), s.LogEndOffset())
+	}
+	want := kafkaBytes(
+		kafkaEntry{id: 31, lastSequence: 0, lastOffset: 0, timestamp: -1, coordinator: -1, txnFirst: 0},
+		kafkaEntry{id: 32, epoch: 1, lastSequence: -1, lastOffset: -1, timestamp: -1, coordinator: -1, txnFirst: -1})
+	got := inKafka(t, m)
+	if !bytes.Equal(want, got) {
+		t.Errorf("written as\n%x, want\n%x", got, want)
+	}
+	if again := inKafka(t, restored(t, Config{}, encoded(t, m))); !bytes.Equal(want, again) {
+		t.Errorf("after a restore written as\n%x, want\n%x", again, want)
+	}
+	fromKafka(t, got, 2)
+}
+
 // FuzzRestoreKafka holds for any bytes and any end offset:
 //  1. It does not panic.
 //  2. On an error, which is one of this package's, the state is untouched.

@@ -370,7 +370,7 @@ func (m *ProducerStateManager) applyAlone(r *Reservation, baseOffset int64) bool
 	}
 	p := m.table.find(l.pid)
 	if p == nil || p.epoch != l.epoch || m.table.lastOwned() == nil || !m.isNewest(p, m.table.lastRow) ||
-		baseOffset < m.endOffset || !roomAt(baseOffset, f.span.count()) {
+		baseOffset < m.logEndOffset() || !roomAt(baseOffset, f.span.count()) {
 		return false
 	}
 	r.ended = true

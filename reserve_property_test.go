@@ -62,7 +62,7 @@ type pipeline struct {
 type saved struct {
 	bytes  []byte
 	end    int64 // of the snapshot
-	logEnd int64 // of the log when it was taken, as the manager knew it
+	logEnd int64 // of the log when it was taken
 	model  *queueModel
 }
 
@@ -556,9 +556,8 @@ func (p *pipeline) cutLog(to int64) {
 	p.rebuild()
 }
 
-// dropSaved removes the snapshots of a longer log. One that was taken with
-// something in flight lacks what its windows had dropped by then, and only the
-// whole log from its end on brings back as much.
+// dropSaved removes the snapshots of a longer log: they remember batches that
+// are gone.
 func (p *pipeline) dropSaved() {
 	p.saved = slices.DeleteFunc(p.saved, func(s *saved) bool { return s.logEnd > p.end })
 }
@@ -625,7 +624,7 @@ func (p *pipeline) snapshot() {
 		p.fail("snapshot: %v", err)
 	}
 	p.note("snapshot at=%d", s.EndOffset())
-	p.saved = append(p.saved, &saved{b.Bytes(), s.EndOffset(), p.m.EndOffset(), p.model.copyBelow(s.EndOffset())})
+	p.saved = append(p.saved, &saved{b.Bytes(), s.EndOffset(), s.LogEndOffset(), p.model.copyBelow(s.LogEndOffset())})
 }
 
 // restore goes back to a snapshot and reads the log from its end. Appends in
@@ -643,7 +642,8 @@ func (p *pipeline) restore() {
 	if err := p.m.Restore(bytes.NewReader(s.bytes)); err != nil {
 		p.fail("restore: %v", err)
 	}
-	p.replaceModel(s.model.copyBelow(s.end))
+	p.replaceModel(s.model.copyBelow(s.logEnd))
+	p.model.endOffset = s.end
 	p.model.stats, p.model.now = stats, max(now, p.model.now)
 	p.model.maxID = max(maxID, p.model.maxID)
 	p.read(s.end)

@@ -32,9 +32,12 @@ var (
 )
 
 // Restore replaces the state by that of a snapshot which WriteTo wrote, read
-// from r to its end. The snapshot's end offset is the manager's EndOffset
-// afterwards: what the log has from there on must be replayed before anything is
-// judged. The log must not have become shorter than the snapshot's LogEnd.
+// from r to its end. The manager's EndOffset is then that of the snapshot: replay
+// the log from there before anything is judged.
+//
+// The log must still reach the snapshot's [Snapshot.LogEndOffset], or the state
+// holds batches that are gone. m.Snapshot().LogEndOffset() after the restore
+// gives it; where the log is shorter, Reset and restore an older snapshot.
 //
 // On any error the state is untouched: ErrCorruptSnapshot, ErrSnapshotVersion,
 // ErrSnapshotLog, or the error that r returned, wrapped. Memory is taken as the
@@ -86,7 +89,7 @@ func (m *state) decode(d *snapshotDecoder) (logID [16]byte) {
 	head := d.head()
 	times, producers := d.uint32(), d.uint32()
 	m.endOffset, m.maxProducerID = head.endOffset, head.maxProducerID
-	m.restoredLogEnd, m.lastMarker, m.lastForgetEnd, m.inexact = head.logEnd, head.lastMarker, head.lastForgetEnd, head.inexact
+	m.restoredLogEnd, m.lastMarker, m.lastForgetEnd, m.inexact = head.logEndOffset, head.lastMarker, head.lastForgetEnd, head.inexact
 	m.recency.now = head.now
 	m.decodeTimes(d, times, producers)
 	rows := filler{t: &m.table, left: producers}
@@ -150,7 +153,7 @@ func (m *state) decodeProducers(d *snapshotDecoder, rows *filler, producers uint
 			return
 		}
 		p := rows.add(int64(littleEndian.Uint64(b)))
-		size := p.decode(b, m.endOffset)
+		size := p.decode(b, m.restoredLogEnd)
 		if d.skip(size); size == 0 || p.id > m.maxProducerID {
 			d.fail("producer %d, number %d of %d, cannot be like that: %+v", p.id, i, producers, p.window)
 		}
@@ -166,9 +169,9 @@ func (m *state) decodeProducers(d *snapshotDecoder, rows *filler, producers uint
 
 // decode reads all but the id of a producer that append has appended, and returns
 // how many bytes it took: more than there are in b if it is cut off, and none if
-// it cannot be like that in a log that ends at endOffset. It requires
+// it cannot be like that in a log that ends at logEndOffset. It requires
 // producerSize bytes.
-func (p *producer) decode(b []byte, endOffset int64) int {
+func (p *producer) decode(b []byte, logEndOffset int64) int {
 	p.coordinatorEpoch = int32(littleEndian.Uint32(b[8:]))
 	p.epoch = int16(littleEndian.Uint16(b[12:]))
 	flags, batches := b[14], b[15]
@@ -187,7 +190,7 @@ func (p *producer) decode(b []byte, endOffset int64) int {
 	p.txnFirst = noTxn
 	if flags&flagTxn != 0 {
 		p.txnFirst = int64(littleEndian.Uint64(b[producerSize:]))
-		if p.txnFirst < 0 || p.txnFirst >= endOffset {
+		if p.txnFirst < 0 || p.txnFirst >= logEndOffset {
 			return 0
 		}
 	}
@@ -200,7 +203,7 @@ func (p *producer) decode(b []byte, endOffset int64) int {
 		p.window.refill(e.span, e.baseOffset)
 		newest = e
 	}
-	if newest.baseOffset > endOffset-int64(newest.span.count()) {
+	if newest.baseOffset > logEndOffset-int64(newest.span.count()) {
 		return 0
 	}
 	return size
@@ -383,15 +386,15 @@ func (d *snapshotDecoder) head() snapshotHead {
 	d.version()
 	var h snapshotHead
 	copy(h.logID[:], d.take(len(h.logID)))
-	h.endOffset, h.logEnd = d.int64(), d.int64()
+	h.endOffset, h.logEndOffset = d.int64(), d.int64()
 	h.maxProducerID, h.lastMarker, h.lastForgetEnd = d.int64(), d.int64(), d.int64()
 	h.now = d.instant()
 	flags := d.uint32()
 	h.inexact = flags&flagInexact != 0
-	if h.endOffset < 0 || h.logEnd < h.endOffset || h.maxProducerID < NoProducerID || h.lastMarker < noOffset || h.lastMarker >= h.endOffset ||
-		h.lastForgetEnd < 0 || h.lastForgetEnd > h.endOffset || flags&^flagInexact != 0 {
+	if h.endOffset < 0 || h.logEndOffset < h.endOffset || h.maxProducerID < NoProducerID || h.lastMarker < noOffset || h.lastMarker >= h.logEndOffset ||
+		h.lastForgetEnd < 0 || h.lastForgetEnd > h.logEndOffset || flags&^flagInexact != 0 {
 		d.fail("end offset %d of a log that ends at %d, highest producer id %d, last marker at %d, forgot at %d, flags %#x",
-			h.endOffset, h.logEnd, h.maxProducerID, h.lastMarker, h.lastForgetEnd, flags)
+			h.endOffset, h.logEndOffset, h.maxProducerID, h.lastMarker, h.lastForgetEnd, flags)
 	}
 	return h
 }

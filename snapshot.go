@@ -22,11 +22,11 @@ import (
 //	     0     4  magic "idps"
 //	     4     4  version, 1
 //	     8    16  identity of the log, or zeros
-//	    24     8  end offset
-//	    32     8  end of the log when it was taken, not below the end offset
+//	    24     8  end offset: where the replay starts
+//	    32     8  log end offset: batches below it are remembered
 //	    40     8  highest producer id ever remembered, or -1
 //	    48     8  offset of the last marker, or -1
-//	    56     8  end offset when a producer was last forgotten, or 0
+//	    56     8  log end offset when a producer was last forgotten, or 0
 //	    64     8  time of the last Expire, milliseconds since 1970
 //	    72     4  and nanoseconds within the millisecond, in 0..999999
 //	    76     4  flags: 1 Truncate can no longer be exact
@@ -104,17 +104,17 @@ type Snapshot struct {
 	// capped says that the order of the lists is that of the commits.
 	capped bool
 	// cuts counts those of the manager, and cutsBefore is how many there were.
+	// truncations counts those of the log, of which there had been
+	// truncationsBefore when the snapshot was taken.
 	truncations       *atomic.Uint64
 	truncationsBefore uint64
-	// trimmed says that some of what is remembered lies past the end offset.
-	trimmed bool
 }
 
 // snapshotHead is what a snapshot holds beside the producers.
 type snapshotHead struct {
 	logID         [16]byte
 	endOffset     int64
-	logEnd        int64
+	logEndOffset  int64
 	maxProducerID int64
 	lastMarker    int64
 	lastForgetEnd int64
@@ -128,12 +128,11 @@ type snapshotHead struct {
 // the commits that change it. Write it with [Snapshot.WriteTo], without a lock. Safe
 // for concurrent use.
 //
-// It holds what was committed, and nothing that is in flight; see
+// It holds every batch that was committed, and none that was in flight; see
 // [Snapshot.EndOffset].
 func (m *ProducerStateManager) Snapshot() *Snapshot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	end := m.snapshotEnd()
 	return &Snapshot{
 		rows:              m.table.freeze(),
 		ticks:             slices.Clone(m.recency.ticks),
@@ -141,71 +140,47 @@ func (m *ProducerStateManager) Snapshot() *Snapshot {
 		pinned:            m.recency.pinned,
 		current:           m.recency.current,
 		capped:            m.cfg.MaxProducers > 0,
-		trimmed:           end < m.endOffset,
 		truncations:       m.truncations,
 		truncationsBefore: m.truncations.Load(),
 		head: snapshotHead{
 			logID:         m.cfg.LogID,
-			endOffset:     end,
-			logEnd:        max(m.endOffset, m.restoredLogEnd),
+			endOffset:     m.snapshotEnd(),
+			logEndOffset:  m.logEndOffset(),
 			maxProducerID: m.maxProducerID,
-			lastMarker:    min(m.lastMarker, end-1),
-			lastForgetEnd: min(m.lastForgetEnd, end),
+			lastMarker:    m.lastMarker,
+			lastForgetEnd: m.lastForgetEnd,
 			now:           m.recency.now,
-			inexact:       end > 0 && (m.inexact || end <= m.lastMarker || end < m.lastForgetEnd),
+			inexact:       m.inexact,
 		},
 	}
 }
 
-// EndOffset returns the offset that the snapshot is good up to: a replay of the
-// log from there on, after a restore, meets every batch that the snapshot does
-// not hold. It is the manager's EndOffset, unless something was in flight: then
-// it is the lowest offset at which that can be, and the snapshot is the state of
-// a log that ends there.
+// logEndOffset returns one past the highest offset that may be remembered. It is
+// the end offset, unless the state was restored from a snapshot with batches in
+// flight and the log has not been replayed yet.
+func (m *state) logEndOffset() int64 { return max(m.endOffset, m.restoredLogEnd) }
+
+// EndOffset returns the offset from which to replay the log after a restore. It
+// is the manager's EndOffset, or, where batches were in flight, the lowest
+// offset at which one of them may be in the log. The replay finds those, and
+// skips what the snapshot holds already.
 //
-// The promise takes that a batch is committed before the append lock is given
-// up, or reserved before it is appended.
+// This relies on the order of calls: a batch is committed before the append lock
+// is released, or reserved before it is appended.
 func (s *Snapshot) EndOffset() int64 { return s.head.endOffset }
+
+// LogEndOffset returns the end offset of the log when the snapshot was taken. It
+// is above EndOffset only where batches were in flight. The snapshot is good
+// only for a log that still reaches it: where a crash or a truncation has made
+// the log shorter, the snapshot may hold batches that are gone.
+// [SnapshotDir.Load] checks this.
+func (s *Snapshot) LogEndOffset() int64 { return s.head.logEndOffset }
 
 // stale reports whether the log was cut since.
 func (s *Snapshot) stale() bool { return s.truncations.Load() != s.truncationsBefore }
 
-// LogEnd returns the end offset of the log when the snapshot was taken. It lies
-// past EndOffset only where something was in flight, and then the snapshot is
-// good for a log that still reaches so far, and not for one that a crash or a cut
-// has made shorter: what the windows have dropped meanwhile is not known at
-// EndOffset. [SnapshotDir.Load] sees to that; whoever keeps snapshots elsewhere
-// keeps this number with them.
-func (s *Snapshot) LogEnd() int64 { return s.head.logEnd }
-
 // LogID returns the identity of the log, as it was in Config.
 func (s *Snapshot) LogID() [16]byte { return s.head.logID }
-
-// at returns the producer in a row as the snapshot holds it, or nil where
-// nothing of it lies below the end offset, and whether that is known to be right.
-// Where it takes a copy, that is made in scratch.
-func (s *Snapshot) at(row uint32, scratch *producer) (p *producer, known bool) {
-	if p = s.rows.at(row); !s.trimmed {
-		return p, true
-	}
-	return s.trim(p, scratch)
-}
-
-// trim is at where the snapshot ends before some of what is remembered.
-func (s *Snapshot) trim(p, scratch *producer) (trimmed *producer, known bool) {
-	switch {
-	case s.head.endOffset == 0:
-		return nil, true
-	case p.endsBy(s.head.endOffset):
-		return p, true
-	}
-	*scratch = *p
-	known, gone := scratch.cut(s.head.endOffset)
-	if gone {
-		return nil, known
-	}
-	return scratch, known
-}
 
 // times returns the times of the marks, each once and rising, and for each mark
 // which of them it has. That of the current mark, and of those not in use, is one
@@ -233,27 +208,17 @@ func compareTimes(a, b tick) int {
 	return cmp.Or(cmp.Compare(a.ms, b.ms), cmp.Compare(a.ns, b.ns))
 }
 
-// contents is what a snapshot is written from, beside the head.
-type contents struct {
-	rows    []uint32 // in the order of the format
-	times   []tick   // with the numbers of their producers
-	inexact bool     // what is left of a trimmed producer may not be right
-}
-
-func (s *Snapshot) contents() contents {
+// contents returns the rows in the order of the format, and the times with the
+// numbers of their producers.
+func (s *Snapshot) contents() (rows []uint32, times []tick) {
 	times, timeOf := s.times()
 	counts := make([]uint32, len(times)+1)
-	ranks := make([]ranked, 0, s.rows.rows)
-	inexact := false
-	var scratch producer
+	ranks := make([]ranked, s.rows.rows)
 	for row := range s.rows.rows {
-		p, known := s.at(row, &scratch)
-		inexact = inexact || !known
-		if p != nil {
-			time := timeOf[p.tick]
-			counts[time]++
-			ranks = append(ranks, ranked{key: uint64(p.newestOffset() + 1), row: row, time: time})
-		}
+		p := s.rows.at(row)
+		time := timeOf[p.tick]
+		counts[time]++
+		ranks[row] = ranked{key: uint64(p.newestOffset() + 1), row: row, time: time}
 	}
 	if s.capped {
 		s.rankByCommit(ranks)
@@ -261,8 +226,7 @@ func (s *Snapshot) contents() contents {
 	for i := range times {
 		times[i].producers = counts[i]
 	}
-	times = slices.DeleteFunc(times, func(k tick) bool { return k.producers == 0 })
-	return contents{s.rows.inOrder(ranks), times, inexact}
+	return s.rows.inOrder(ranks), times
 }
 
 // rankByCommit makes the place in the lists the key. A parked producer comes
@@ -295,27 +259,21 @@ func (s *Snapshot) rankByCommit(ranks []ranked) {
 // It takes a buffer of 64 KiB, and for each producer 16 bytes, or twice that
 // where they are not in the order of their last activity.
 func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
-	c := s.contents()
+	rows, times := s.contents()
 	e := newSnapshotEncoder(w)
-	head := s.head
-	head.inexact = head.inexact || c.inexact
-	e.buf = head.append(e.buf)
-	e.buf = littleEndian.AppendUint32(e.buf, uint32(len(c.times)))
-	e.buf = littleEndian.AppendUint32(e.buf, uint32(len(c.rows)))
-	for _, k := range c.times {
+	e.buf = s.head.append(e.buf)
+	e.buf = littleEndian.AppendUint32(e.buf, uint32(len(times)))
+	e.buf = littleEndian.AppendUint32(e.buf, uint32(len(rows)))
+	for _, k := range times {
 		e.room(timeSize)
 		e.buf = k.at().append(e.buf)
 		e.buf = littleEndian.AppendUint32(e.buf, k.producers)
 	}
-	var scratch producer
-	for rows := c.rows; len(rows) > 0; {
-		n := min(len(rows), rowsAhead)
-		e.room(s.size(rows[:n]))
-		for _, row := range rows[:n] {
-			p, _ := s.at(row, &scratch)
-			e.buf = p.append(e.buf)
+	for rows := range slices.Chunk(rows, rowsAhead) {
+		e.room(s.size(rows))
+		for _, row := range rows {
+			e.buf = s.rows.at(row).append(e.buf)
 		}
-		rows = rows[n:]
 	}
 	e.flush()
 	e.buf = littleEndian.AppendUint32(e.buf, e.sum)
@@ -328,7 +286,7 @@ func (h *snapshotHead) append(b []byte) []byte {
 	b = littleEndian.AppendUint32(b, snapshotVersion)
 	b = append(b, h.logID[:]...)
 	b = littleEndian.AppendUint64(b, uint64(h.endOffset))
-	b = littleEndian.AppendUint64(b, uint64(h.logEnd))
+	b = littleEndian.AppendUint64(b, uint64(h.logEndOffset))
 	b = littleEndian.AppendUint64(b, uint64(h.maxProducerID))
 	b = littleEndian.AppendUint64(b, uint64(h.lastMarker))
 	b = littleEndian.AppendUint64(b, uint64(h.lastForgetEnd))

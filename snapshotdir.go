@@ -370,7 +370,7 @@ func (d *SnapshotDir) logEnd(offset int64) int64 {
 	defer f.Close()
 	dec := newSnapshotDecoder(f)
 	if head := dec.head(); dec.err == nil {
-		return head.logEnd
+		return head.logEndOffset
 	}
 	return offset
 }

@@ -774,8 +774,8 @@ func TestSnapshotOfShorterLog(t *testing.T) {
 		commit(seq, int64(seq)+1)
 	}
 	s := m.Snapshot()
-	if s.EndOffset() != 2 || s.LogEnd() != 9 {
-		t.Fatalf("end offset %d, log end %d", s.EndOffset(), s.LogEnd())
+	if s.EndOffset() != 2 || s.LogEndOffset() != 9 {
+		t.Fatalf("end offset %d, log end offset %d", s.EndOffset(), s.LogEndOffset())
 	}
 	for _, tt := range []struct {
 		logEnd int64

@@ -41,17 +41,17 @@ func (m *ProducerStateManager) Truncate(to int64) (exact bool) {
 	switch {
 	case to == 0:
 		m.empty()
-	case to < m.endOffset:
+	case to < m.logEndOffset():
 		m.truncate(to)
 	}
 	return exact && !m.inexact
 }
 
-// truncate is Truncate below the end offset.
+// truncate is Truncate below the log's end offset.
 func (m *state) truncate(to int64) {
 	m.truncations.Add(1)
 	m.inexact = m.inexact || to <= m.lastMarker || to < m.lastForgetEnd
-	m.endOffset = to
+	m.endOffset = min(m.endOffset, to)
 	m.lastMarker = min(m.lastMarker, to-1)
 	m.lastForgetEnd = min(m.lastForgetEnd, to)
 	m.restoredLogEnd = min(m.restoredLogEnd, to)
