@@ -1,4 +1,4 @@
-// Package durable changes files so that the change outlives a loss of power.
+// Package durable changes files so that the change survives a power cut.
 package durable
 
 import (
@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 )
 
-// WriteFile replaces the file at path. A crash leaves the old one or the new
-// one, and once WriteFile has returned nil, the new one.
+// WriteFile replaces the file at path. After a crash there is the old file or
+// the new one; once WriteFile has returned nil, there is the new one.
 func WriteFile(path string, data []byte) error {
 	f, err := os.Create(path + ".tmp")
 	if err != nil {
@@ -24,11 +24,31 @@ func WriteFile(path string, data []byte) error {
 	return SyncDir(filepath.Dir(path))
 }
 
-// SyncDir makes the creation, renaming and removal of files in dir durable.
-func SyncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
+// Remove removes the file at path, if there is one.
+func Remove(path string) error {
+	err := os.Remove(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return errors.Join(err, SyncDir(filepath.Dir(path)))
+}
+
+// MkdirAll creates the directory at path with all its parents, as [os.MkdirAll]
+// does, and syncs the parent of each directory that it creates. Without that,
+// the directory could be gone after a power cut with everything in it.
+func MkdirAll(path string) error {
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		return nil
+	}
+	parent := filepath.Dir(filepath.Clean(path))
+	if err := MkdirAll(parent); err != nil {
 		return err
 	}
-	return errors.Join(d.Sync(), d.Close())
+	if err := os.Mkdir(path, 0o755); err != nil {
+		return err
+	}
+	return SyncDir(parent)
 }
+
+// SyncDir makes the creation, renaming and removal of files in dir durable.
+func SyncDir(dir string) error { return syncDir(dir) }

@@ -1,10 +1,10 @@
 // Package segment keeps the log of one partition on disk the way Apache Kafka
-// does: files of record batches (magic 2) back to back, each file named after
-// the offset it begins with. Batches stay as their producers made them but for
-// the base offset and the leader epoch; payloads are never looked into.
+// does: files of record batches (magic 2), one after the other, each file named
+// by its first offset. Batches are stored as their producers made them, except
+// for the base offset and the leader epoch. The records in them are not read.
 //
-// It deduplicates nothing: what it is told to append, it appends. Of package
-// idempotence it uses what reads record batches.
+// The package does no deduplication. It appends what it is given. It uses
+// package idempotence to read record batches.
 package segment
 
 import (
@@ -12,61 +12,68 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
-	"sort"
-	"strings"
 	"sync"
 
 	"github.com/idempotence-go/idempotence"
 	"github.com/idempotence-go/idempotence/examples/broker/durable"
 )
 
-// ErrMissing is returned by [Open] for a log that lacks a piece in the middle.
-var ErrMissing = errors.New("segment: offsets missing from the log")
-
 // ErrOffsetOutOfRange is returned by [Log.Read] for an offset below the log's
 // start or beyond its end.
 var ErrOffsetOutOfRange = errors.New("segment: offset out of range")
 
-// indexInterval is how many bytes of a segment lie between two entries of its
-// index: the most that a read has to walk to find an offset.
+// indexInterval is the distance in bytes between two entries of a segment's
+// index. A read walks at most that far to find an offset.
 const indexInterval = 4096
 
-// A Log is the log of one partition. Reads may run concurrently with each
-// other and with an append; appends, rolls and Close take turns by themselves,
-// but a caller for whom the order of appends matters has to see to that.
+// A Log is the log of one partition. Its methods may be called concurrently.
+// Appends take turns; a caller that needs them in a certain order makes one call
+// at a time.
+//
+// Two mutexes guard it. Append, Roll, Sync and Close lock writing for their
+// whole duration, including the disk; mu is locked inside it, only to publish
+// the result. Readers lock only mu.
 type Log struct {
 	dir  string
 	opts Options
+	cut  *Cut
 
-	writing sync.Mutex // held through an append or a roll
-	broken  error      // set when the file may differ from what is published
-	group   []byte     // of the append under way; kept for the next one
+	writing  sync.Mutex
+	broken   error  // why no more appends are possible
+	unsynced bool   // the newest segment has changes that may not be on disk
+	uncut    bool   // one of them is the removal of a failed append
+	group    []byte // buffer for the append in progress
 
-	mu       sync.RWMutex // guards what readers see, all below
-	segments []*segment   // by base offset; the last one is appended to
-	end      int64        // the offset the next record will get
+	mu       sync.RWMutex
+	segments []*segment // in offset order; the last one is appended to
+	end      int64      // the offset of the next record
 }
 
-// Options say how a log treats its files.
+// Options say how a log uses its files. The zero value is a log that syncs every
+// append, opened after an unclean stop.
 type Options struct {
-	// NoSync leaves it to the operating system when appends get to disk: they
-	// outlive the process, but perhaps not a loss of power. Otherwise every
-	// append is synced before it counts.
+	// NoSync leaves it to the operating system when an append reaches the disk.
+	// What was appended survives the process, but may not survive a power cut.
+	// Otherwise every append is synced before it counts.
 	NoSync bool
 
-	// ReadOnly opens the log of another process, or of none: nothing is created
-	// or cut, and what there is of a torn tail is left out.
+	// Clean says that the log was closed by [Log.Sync] and [Log.Close]. Then
+	// damage in the newest segment is an error. Otherwise Open cuts the newest
+	// segment at the first bad batch: see [Log.Cut].
+	Clean bool
+
+	// ReadOnly opens a log that another process may be appending to. Open
+	// creates nothing and changes nothing. What it would cut off is left out.
 	ReadOnly bool
 
 	// OpenFile opens or creates a segment; the default is os.OpenFile. Tests
-	// open files with it that fail.
+	// replace it with one whose files fail.
 	OpenFile func(name string, flag int, perm os.FileMode) (File, error)
 }
 
-// A File is what a log needs of an *os.File.
+// A File is the part of *os.File that a log uses.
 type File interface {
 	io.ReaderAt
 	io.WriterAt
@@ -84,160 +91,27 @@ func openFile(name string, flag int, perm os.FileMode) (File, error) {
 // A segment is one file of the log.
 type segment struct {
 	file         File
-	base         int64
-	size         int64
+	base, end    int64 // its first offset, and the one behind its last
+	size         int64 // in bytes
 	maxTimestamp int64
 	index        []position
 }
 
-// A position says where in its segment the batch with a given offset begins.
+// A position is where in its segment the batch at an offset begins.
 type position struct{ offset, at int64 }
 
-// A ReplayFunc reads one segment through and says where it stops being good,
-// as [idempotence.ProducerStateManager.ReplayLog] does.
+// A ReplayFunc reads one segment and reports where it stops being good, as
+// [idempotence.ProducerStateManager.ReplayLog] does.
 type ReplayFunc func(io.Reader) (idempotence.ReplayResult, error)
 
-// Open opens the log in dir, making it if need be. The newest segment is read
-// through, and the tail that a crash tore off it is cut away; any other damage
-// is an error. Older segments were whole when they were rolled: of those only
-// the headers are read, and [Log.Replay] verifies the ones it goes over.
-func Open(dir string, opts Options) (*Log, error) {
-	if opts.OpenFile == nil {
-		opts.OpenFile = openFile
-	}
-	if err := makeDir(dir, opts); err != nil {
-		return nil, err
-	}
-	bases, err := segmentBases(dir)
-	if err != nil {
-		return nil, err
-	}
-	l := &Log{dir: dir, opts: opts}
-	for i, base := range bases {
-		if err := l.load(base, i == len(bases)-1); err != nil {
-			return nil, errors.Join(err, l.closeFiles())
-		}
-	}
-	switch {
-	case len(bases) > 0:
-		return l, nil
-	case opts.ReadOnly:
-		return nil, fmt.Errorf("segment: no log in %s", dir)
-	}
-	return l, l.Roll()
-}
-
-func makeDir(dir string, opts Options) error {
-	if opts.ReadOnly {
-		return nil
-	}
-	return os.MkdirAll(dir, 0o755)
-}
-
-// segmentBases returns the base offsets of the segments in dir, sorted.
-func segmentBases(dir string) ([]int64, error) {
-	entries, err := os.ReadDir(dir) // and no pattern: dir may hold its special characters
-	if err != nil {
-		return nil, err
-	}
-	var bases []int64
-	for _, e := range entries {
-		stem, ok := strings.CutSuffix(e.Name(), ".log")
-		if !ok {
-			continue
-		}
-		var base int64
-		if _, err := fmt.Sscanf(stem, "%d", &base); err != nil || fileName(base) != e.Name() {
-			return nil, fmt.Errorf("segment: %s is not named after an offset", filepath.Join(dir, e.Name()))
-		}
-		bases = append(bases, base)
-	}
-	sort.Slice(bases, func(i, j int) bool { return bases[i] < bases[j] })
-	return bases, nil
-}
-
-func fileName(base int64) string { return fmt.Sprintf("%020d.log", base) }
-
-// load opens the segment that begins at base.
-func (l *Log) load(base int64, newest bool) error {
-	flag := os.O_RDWR
-	if l.opts.ReadOnly {
-		flag = os.O_RDONLY
-	}
-	f, err := l.opts.OpenFile(filepath.Join(l.dir, fileName(base)), flag, 0)
-	if err != nil {
-		return err
-	}
-	if len(l.segments) == 0 {
-		l.end = base
-	}
-	s := &segment{file: f, base: base, maxTimestamp: -1}
-	l.segments = append(l.segments, s)
-
-	size, err := sizeOf(f)
-	if err == nil && newest {
-		size, err = l.wholePart(f)
-	}
-	if err == nil {
-		err = l.index(s, size)
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", f.Name(), err)
-	}
-	return nil
-}
-
-func sizeOf(f File) (int64, error) {
-	info, err := f.Stat()
-	if err != nil {
-		return 0, err
-	}
-	return info.Size(), nil
-}
-
-// wholePart reads the newest segment through and returns how long it is without
-// what a crash has left of an append, which it cuts off. What the producers
-// were up to is of no interest here, only whether the batches are whole.
-func (l *Log) wholePart(f File) (size int64, err error) {
-	verify := idempotence.New(idempotence.Config{MaxProducers: 1}).ReplayLog
-	found, err := verify(io.NewSectionReader(f, 0, math.MaxInt64))
-	if errors.Is(err, idempotence.ErrTornTail) {
-		err = nil
-		if !l.opts.ReadOnly {
-			err = errors.Join(f.Truncate(found.Bytes), f.Sync())
-		}
-	}
-	return found.Bytes, err
-}
-
-// index goes over the headers of a segment of the given size.
-func (l *Log) index(s *segment, size int64) error {
-	for s.size < size {
-		h, err := s.headerAt(s.size)
-		if err == nil && s.size+int64(h.Size) > size {
-			err = idempotence.ErrTornTail
-		}
-		if err != nil {
-			return &idempotence.LogError{Position: s.size, Offset: l.end, Err: err}
-		}
-		if h.BaseOffset != l.end {
-			return fmt.Errorf("%w: %d to %d", ErrMissing, l.end, h.BaseOffset-1)
-		}
-		s.add(h)
-		l.end = h.LastOffset() + 1
-	}
-	return nil
-}
-
-// Replay has the log replayed from the batch on that holds the offset from:
-// that of a snapshot, or 0 for all of it. It does not begin earlier, since that
-// would bring back producers which the snapshot has forgotten.
+// Replay passes the log to replay, one segment after the other, from the batch
+// that holds the offset from: the end offset of a snapshot, or 0 for the whole
+// log. It does not begin earlier, since that would bring back producers that the
+// snapshot has forgotten.
 func (l *Log) Replay(from int64, replay ReplayFunc) error {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	for _, s := range l.segments[max(l.segmentOf(from), 0):] {
-		at, err := l.positionOf(s, from)
-		if err == nil {
+	for _, s := range l.view() {
+		at, err := s.positionOf(from)
+		if err == nil && at < s.size {
 			_, err = replay(io.NewSectionReader(s.file, at, s.size-at))
 		}
 		if err != nil {
@@ -247,12 +121,26 @@ func (l *Log) Replay(from int64, replay ReplayFunc) error {
 	return nil
 }
 
-// add accounts for a batch that was written at the segment's end.
+// positionOf returns where in the segment the batch begins that holds offset:
+// at its beginning if that comes before it, at its end if that comes after it.
+func (s *segment) positionOf(offset int64) (int64, error) {
+	switch {
+	case offset <= s.base:
+		return 0, nil
+	case offset >= s.end:
+		return s.size, nil
+	}
+	_, at, err := s.holding(offset)
+	return at, err
+}
+
+// add accounts for a batch written at the segment's end.
 func (s *segment) add(h idempotence.BatchHeader) {
 	if n := len(s.index); n == 0 || s.size-s.index[n-1].at >= indexInterval {
 		s.index = append(s.index, position{h.BaseOffset, s.size})
 	}
 	s.size += int64(h.Size)
+	s.end = h.LastOffset() + 1
 	s.maxTimestamp = max(s.maxTimestamp, h.MaxTimestamp)
 }
 
@@ -263,39 +151,46 @@ func (l *Log) Start() int64 {
 	return l.segments[0].base
 }
 
-// End returns the offset that the next record will get.
+// End returns the log end offset, which the next record will get.
 func (l *Log) End() int64 {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	return l.end
 }
 
-// ActiveSize returns how many bytes the segment holds that is appended to.
+// ActiveBase returns the base offset of the segment that is appended to.
+func (l *Log) ActiveBase() int64 {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.segments[len(l.segments)-1].base
+}
+
+// ActiveSize returns the size in bytes of the segment that is appended to.
 func (l *Log) ActiveSize() int64 {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	return l.segments[len(l.segments)-1].size
 }
 
-// A Batch is a record batch to append, and its header. Whoever made it has
-// verified that the bytes are the one batch with that header.
+// A Batch is a record batch to append, and its header. The caller has verified
+// that the bytes are exactly one batch with that header.
 type Batch struct {
 	Header idempotence.BatchHeader
 	Bytes  []byte
 }
 
-// Append writes a group of batches at the end of the log, in one go and with
-// one sync, and fills in the base offset that each gets, in its header and in
-// its bytes. Nobody reads any of them before all are safe. When it fails none
-// was appended, and a later append may be tried; only when the remains of the
-// failed one could not be removed does the log take no more: see [Log.Broken].
+// Append writes a group of batches at the end of the log with one write and one
+// sync. It sets the base offset of each batch, in its header and in its bytes.
+// Readers see none of them before all are on disk. If it returns an error, none
+// was appended, and a later append may succeed. Only if the remains of a failed
+// append cannot be removed, all later ones fail: see [Log.Broken].
 func (l *Log) Append(group []*Batch) error {
 	l.writing.Lock()
 	defer l.writing.Unlock()
-	if l.broken != nil {
-		return l.broken
+	if err := l.ready(); err != nil {
+		return err
 	}
-	// Nobody else moves these while the writing lock is held.
+	// Only holders of writing change these.
 	s, end := l.segments[len(l.segments)-1], l.end
 
 	l.group = l.group[:0]
@@ -305,11 +200,7 @@ func (l *Log) Append(group []*Batch) error {
 		l.group = append(l.group, b.Bytes...)
 	}
 	if err := l.write(s); err != nil {
-		// Whether a failed sync has left something on disk cannot be known, so
-		// it is removed like a write that came back half done.
-		if cutErr := s.file.Truncate(s.size); cutErr != nil {
-			l.broken = fmt.Errorf("segment: log closed to appends: %w", cutErr)
-		}
+		l.cutBack(s)
 		return err
 	}
 	l.mu.Lock()
@@ -321,12 +212,45 @@ func (l *Log) Append(group []*Batch) error {
 	return nil
 }
 
+// ready returns nil if the newest segment ends where the log does, on disk too.
+// If a failed append were still there, the next one could get mixed up with it
+// in a power cut, and then no checksum would tell the two apart.
+func (l *Log) ready() error {
+	switch {
+	case l.broken != nil:
+		return l.broken
+	case l.uncut:
+		return l.sync()
+	}
+	return nil
+}
+
 // write writes the group at the end of a segment.
 func (l *Log) write(s *segment) error {
+	l.unsynced = true
 	if _, err := s.file.WriteAt(l.group, s.size); err != nil || l.opts.NoSync {
 		return err
 	}
-	return s.file.Sync()
+	return l.sync()
+}
+
+// cutBack removes what a failed append has written. A failed sync may have
+// written anything too.
+func (l *Log) cutBack(s *segment) {
+	if err := s.file.Truncate(s.size); err != nil {
+		l.broken = fmt.Errorf("segment: log closed to appends: %w", err)
+		return
+	}
+	l.uncut = true
+	l.sync() // if it fails, the next append tries again
+}
+
+func (l *Log) sync() error {
+	if err := l.segments[len(l.segments)-1].file.Sync(); err != nil {
+		return err
+	}
+	l.unsynced, l.uncut = false, false
+	return nil
 }
 
 // Broken returns why the log takes no more appends, or nil.
@@ -336,17 +260,17 @@ func (l *Log) Broken() error {
 	return l.broken
 }
 
-// place fills in what a broker decides about a batch, where it lives: its base
-// offset, and the epoch of the leader, which is always 0 here. Both lie before
-// what the checksum covers, so the batch keeps the one its producer gave it.
+// place writes the base offset and the leader epoch, which is always 0 here,
+// into a batch. Both come before the part that the checksum covers, so the
+// producer's checksum stays valid.
 func place(b *Batch, baseOffset int64) {
 	b.Header.BaseOffset = baseOffset
 	binary.BigEndian.PutUint64(b.Bytes[0:], uint64(baseOffset))
 	binary.BigEndian.PutUint32(b.Bytes[12:], 0)
 }
 
-// Roll syncs the segment that is appended to and begins a new one at the
-// log's end. It does nothing when that segment is still empty.
+// Roll syncs the newest segment and begins a new one at the log's end. It does
+// nothing while the newest segment is empty.
 func (l *Log) Roll() error {
 	l.writing.Lock()
 	defer l.writing.Unlock()
@@ -354,7 +278,7 @@ func (l *Log) Roll() error {
 		if l.segments[n-1].size == 0 {
 			return nil
 		}
-		if err := l.segments[n-1].file.Sync(); err != nil {
+		if err := l.sync(); err != nil {
 			return err
 		}
 	}
@@ -364,22 +288,25 @@ func (l *Log) Roll() error {
 		return err
 	}
 	if err := durable.SyncDir(l.dir); err != nil {
-		return errors.Join(err, f.Close(), os.Remove(name)) // or the next try finds it there
+		return errors.Join(err, f.Close(), os.Remove(name)) // so that it can be tried again
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.segments = append(l.segments, &segment{file: f, base: l.end, maxTimestamp: -1})
+	l.segments = append(l.segments, &segment{file: f, base: l.end, end: l.end, maxTimestamp: -1})
 	return nil
 }
 
-// Sync returns once everything appended so far is on disk.
+// Sync returns when everything appended so far is on disk.
 func (l *Log) Sync() error {
 	l.writing.Lock()
 	defer l.writing.Unlock()
-	return l.segments[len(l.segments)-1].file.Sync()
+	if !l.unsynced {
+		return nil
+	}
+	return l.sync()
 }
 
-// Close closes the files, without syncing them.
+// Close closes the files without syncing them. Later appends fail.
 func (l *Log) Close() error {
 	l.writing.Lock()
 	defer l.writing.Unlock()

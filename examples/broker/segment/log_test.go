@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -229,18 +232,23 @@ func TestTornTailIsCutAtEveryByte(t *testing.T) {
 	}
 }
 
-// Damage that no crash leaves must not silently cost what comes after it, nor
-// the batch itself, which may have been acknowledged.
+// Damage that no crash leaves is an error, and the file stays as it is: what
+// comes after the damage may have been acknowledged, and the bad batch too.
 func TestDamageIsNoTornTail(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
+		clean   bool
 		segment int64
 		damage  func(p []byte) []byte
 	}{
-		{"last byte of the log", 3, func(p []byte) []byte { p[len(p)-1] ^= 1; return p }},
-		{"payload in the middle", 3, func(p []byte) []byte { p[62] ^= 1; return p }},
-		{"magic in the middle", 3, func(p []byte) []byte { p[16] ^= 1; return p }},
-		{"an older segment torn", 0, func(p []byte) []byte { return p[:len(p)-1] }},
+		{"last byte after a clean stop", true, 3, func(p []byte) []byte { p[len(p)-1] ^= 1; return p }},
+		{"payload in the middle after a clean stop", true, 3, func(p []byte) []byte { p[62] ^= 1; return p }},
+		{"magic in the middle after a clean stop", true, 3, func(p []byte) []byte { p[16] ^= 1; return p }},
+		{"cut short after a clean stop", true, 3, func(p []byte) []byte { return p[:len(p)-1] }},
+		{"an older segment cut short", false, 0, func(p []byte) []byte { return p[:len(p)-1] }},
+		{"an older segment's header", false, 0, func(p []byte) []byte { p[16] ^= 1; return p }},
+		{"an older segment's payload", false, 0, func(p []byte) []byte { p[len(p)-1] ^= 1; return p }},
+		{"an older segment's base offset", false, 0, func(p []byte) []byte { p[7] = 9; return p }},
 	} {
 		dir := t.TempDir()
 		l, _ := open(t, dir)
@@ -252,7 +260,10 @@ func TestDamageIsNoTornTail(t *testing.T) {
 		p = tt.damage(p)
 		wantEqual(t, "error", os.WriteFile(name, p, 0o644), nil)
 
-		_, err = openAndReplay(dir, idempotence.New(idempotence.Config{}))
+		l, err = segment.Open(dir, segment.Options{Clean: tt.clean})
+		if err == nil {
+			err = errors.Join(l.Replay(0, idempotence.New(idempotence.Config{}).ReplayLog), l.Close())
+		}
 		if le := new(idempotence.LogError); !errors.As(err, &le) {
 			t.Errorf("%s: Open: %v, want a LogError", tt.name, err)
 		}
@@ -262,6 +273,219 @@ func TestDamageIsNoTornTail(t *testing.T) {
 			t.Errorf("%s: Open changed the damaged file", tt.name)
 		}
 	}
+}
+
+// After an unclean stop the newest segment is cut at its first bad batch, with
+// whatever comes behind it, and the log says what was cut. (B7)
+func TestB7_NewestSegmentIsCutAtFirstBadBatch(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		damage func(p []byte) []byte
+		end    int64 // of the log, which has batches at 0 1 | 3 6 10
+		at     int64 // where the segment is cut
+		reason error
+	}{
+		{"nothing", func(p []byte) []byte { return p }, 15, 0, nil},
+		{"first batch", func(p []byte) []byte { p[62] ^= 1; return p }, 3, 0, idempotence.ErrCorruptLog},
+		{"second batch", func(p []byte) []byte { p[sizes[0]+62] ^= 1; return p }, 6, int64(sizes[0]), idempotence.ErrCorruptLog},
+		{"second batch, zeroed", func(p []byte) []byte { clear(p[sizes[0] : sizes[0]+sizes[1]]); return p }, 6, int64(sizes[0]), idempotence.ErrCorruptLog},
+		{"base offset of the second batch", func(p []byte) []byte { p[sizes[0]+7] = 0; return p }, 6, int64(sizes[0]), idempotence.ErrCorruptLog},
+		{"base offset of the first batch", func(p []byte) []byte { p[7] = 0; return p }, 3, 0, idempotence.ErrCorruptLog},
+		{"last batch cut short", func(p []byte) []byte { return p[:len(p)-1] }, 10, int64(sizes[0] + sizes[1]), idempotence.ErrTornTail},
+		{"last batch, zeroed to the end", func(p []byte) []byte { clear(p[sizes[0]+sizes[1]+30:]); return p }, 10, int64(sizes[0] + sizes[1]), nil},
+		{"zeros behind the last batch", func(p []byte) []byte { return append(p, make([]byte, 512)...) }, 15, int64(sizes[0] + sizes[1] + sizes[2]), idempotence.ErrTornTail},
+	} {
+		dir := t.TempDir()
+		l, _ := open(t, dir)
+		fill(t, l, 2, 5)
+		wantEqual(t, "error", l.Roll(), nil)
+		for n := 3; n < 6; n++ {
+			appendBatch(t, l, segmenttest.Batch(7, 0, int32(l.End()), make([]string, n)...))
+		}
+		l.Close()
+		name := filepath.Join(dir, fmt.Sprintf("%020d.log", 3))
+		p, err := os.ReadFile(name)
+		wantEqual(t, "error", err, nil)
+		p = tt.damage(p)
+		wantEqual(t, "error", os.WriteFile(name, p, 0o644), nil)
+
+		for _, readOnly := range []bool{true, false} {
+			l, err := segment.Open(dir, segment.Options{ReadOnly: readOnly})
+			if err != nil {
+				t.Errorf("%s: Open: %v", tt.name, err)
+				continue
+			}
+			wantEqual(t, tt.name+": end", l.End(), tt.end)
+			cut := l.Cut()
+			switch {
+			case tt.name == "nothing":
+				if cut != nil {
+					t.Errorf("%s: cut %v", tt.name, cut)
+				}
+			case cut == nil:
+				t.Errorf("%s: the log does not say that it was cut", tt.name)
+			default:
+				wantEqual(t, tt.name+": what was cut", fmt.Sprint(cut.File, cut.Position, cut.Offset, cut.Bytes),
+					fmt.Sprint(name, tt.at, tt.end, int64(len(p))-tt.at))
+				if tt.reason != nil && !errors.Is(cut.Err, tt.reason) {
+					t.Errorf("%s: cut because of %v, want %v", tt.name, cut.Err, tt.reason)
+				}
+			}
+			if info, err := os.Stat(name); err != nil || readOnly && info.Size() != int64(len(p)) {
+				t.Errorf("%s: opened to be read, and the file changed: %v, %v", tt.name, info.Size(), err)
+			}
+			wantEqual(t, "error", l.Close(), nil)
+		}
+		l, _ = open(t, dir)
+		if l.Cut() != nil {
+			t.Errorf("%s: cut twice: %v", tt.name, l.Cut())
+		}
+		wantEqual(t, "next batch", appendBatch(t, l, segmenttest.Batch(7, 0, int32(tt.end), "x")), tt.end)
+	}
+}
+
+// sizes are those of batches with three, four and five empty records.
+var sizes = []int{
+	len(segmenttest.Batch(7, 0, 0, make([]string, 3)...)),
+	len(segmenttest.Batch(7, 0, 0, make([]string, 4)...)),
+	len(segmenttest.Batch(7, 0, 0, make([]string, 5)...)),
+}
+
+// A gap between two segments, or inside one, is nothing that a power cut leaves.
+func TestGapIsNoTornTail(t *testing.T) {
+	dir := t.TempDir()
+	l, _ := open(t, dir)
+	fill(t, l, 3, 2)
+	l.Close()
+	name := filepath.Join(dir, fmt.Sprintf("%020d.log", 3))
+	p, err := os.ReadFile(name)
+	wantEqual(t, "error", err, nil)
+	p[7] = 4
+	wantEqual(t, "error", os.WriteFile(name, p, 0o644), nil)
+	if _, err := segment.Open(dir, segment.Options{}); !errors.Is(err, segment.ErrMissing) {
+		t.Errorf("Open: %v, want ErrMissing", err)
+	}
+	wantEqual(t, "error", os.Rename(name, filepath.Join(dir, fmt.Sprintf("%020d.log", 2))), nil)
+	if _, err := segment.Open(dir, segment.Options{}); err == nil {
+		t.Error("a segment that begins inside another one was opened")
+	}
+	if after, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("%020d.log", 2))); err != nil || !bytes.Equal(after, p) {
+		t.Errorf("Open changed the file, or %v", err)
+	}
+}
+
+// The power is cut after some groups of batches were appended, or failed, and
+// while another one is being synced, or removed after its sync has failed.
+// Whichever sectors of it survive: the log opens, and holds everything that was
+// synced and, behind it, nothing but intact batches of the last group. (B7)
+func TestB7_PowerCut(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	const trials = 300
+	damaged, torn := 0, 0
+	for trial := range trials {
+		dir := t.TempDir()
+		synced, unsynced := cutPower(t, rng, []int{512, 4096}[trial%2], dir)
+		l, err := segment.Open(dir, segment.Options{})
+		if err != nil {
+			t.Fatalf("trial %d: %v", trial, err)
+		}
+		if cut := l.Cut(); cut != nil && errors.Is(cut.Err, idempotence.ErrCorruptLog) {
+			damaged++
+		} else if cut != nil {
+			torn++
+		}
+		got := contents(t, l)
+		if !bytes.HasPrefix(got, synced) || !bytes.HasPrefix(slices.Concat(synced, unsynced), got) {
+			t.Fatalf("trial %d: the log has %d bytes, want %d that were synced and perhaps more of %d that were not",
+				trial, len(got), len(synced), len(unsynced))
+		}
+		wantEqual(t, "error", l.Close(), nil)
+	}
+	t.Logf("%d of %d logs were damaged, %d torn", damaged, trials, torn)
+	if damaged < trials/10 || torn == 0 {
+		t.Errorf("%d of %d logs were damaged and %d torn, want more", damaged, trials, torn)
+	}
+}
+
+// cutPower leaves in dir what a power cut leaves of a log, and returns the
+// batches that had been synced, and those of the group that had not.
+func cutPower(t *testing.T, rng *rand.Rand, sector int, dir string) (synced, unsynced []byte) {
+	t.Helper()
+	before := t.TempDir()
+	failing := 0   // syncs
+	cutAfter := -1 // that many failing syncs, the power is cut
+	disk := &segmenttest.Disk{Volatile: true}
+	disk.Before = func(op segmenttest.Op) error {
+		if op != segmenttest.Sync || failing == 0 {
+			return nil
+		}
+		failing--
+		if cutAfter--; cutAfter == -1 {
+			wantEqual(t, "error", disk.PowerCut(rng, sector, before, dir), nil)
+		}
+		return errors.New("no sync")
+	}
+	l, err := segment.Open(before, segment.Options{OpenFile: disk.OpenFile})
+	wantEqual(t, "error", err, nil)
+	defer l.Close()
+	group := func() (p []byte, err error) {
+		var group []*segment.Batch
+		for range 1 + rng.IntN(5) {
+			group = append(group, randomBatch(t, rng, 3*sector/2))
+		}
+		err = l.Append(group)
+		for _, b := range group {
+			p = append(p, b.Bytes...)
+		}
+		return p, err
+	}
+	for range rng.IntN(4) {
+		if rng.IntN(4) == 0 {
+			wantEqual(t, "error", l.Roll(), nil)
+		}
+		failing = max(rng.IntN(5)-2, 0) // of the append, and of its removal
+		p, err := group()
+		if err == nil {
+			synced = append(synced, p...)
+		}
+		failing = 0
+	}
+	wantEqual(t, "error", l.Sync(), nil)
+	failing, cutAfter = 2, rng.IntN(2)
+	if unsynced, err = group(); err == nil {
+		t.Fatal("a group was appended without a sync")
+	}
+	return synced, unsynced
+}
+
+// randomBatch returns a batch with up to size bytes of records.
+func randomBatch(t *testing.T, rng *rand.Rand, size int) *segment.Batch {
+	p := segmenttest.Batch(rng.Int64N(5), 0, 0, make([]string, 1+rng.IntN(3))...)
+	p = segmenttest.Edit(p, func(b *kmsg.RecordBatch) {
+		for range rng.IntN(size) {
+			b.Records = append(b.Records, byte(1+rng.IntN(255))) // zeros would survive the loss of a sector
+		}
+	})
+	return &segment.Batch{Header: header(t, p), Bytes: p}
+}
+
+// contents returns all batches of a log.
+func contents(t *testing.T, l *segment.Log) (all []byte) {
+	t.Helper()
+	for offset := l.Start(); offset < l.End(); {
+		p, err := l.Read(offset, 1<<30)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p...)
+		for len(p) > 0 {
+			h := header(t, p)
+			offset, p = h.LastOffset()+1, p[h.Size:]
+		}
+	}
+	return all
 }
 
 func TestMissingSegmentIsNoticed(t *testing.T) {

@@ -1,6 +1,6 @@
 package segment
 
-// This file finds batches by offset and by time.
+// This file finds batches by offset and by timestamp.
 
 import (
 	"fmt"
@@ -9,20 +9,14 @@ import (
 	"github.com/idempotence-go/idempotence"
 )
 
-// Read returns whole batches, the first of which holds offset, from one
-// segment: at most maxBytes of them, but always one if there is any. At the
-// end of the log it returns nothing, and no error.
+// Read returns whole batches from one segment, the first of which holds offset:
+// up to maxBytes of them, but at least one. At the end of the log it returns
+// nothing and no error.
 func (l *Log) Read(offset int64, maxBytes int) ([]byte, error) {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	if offset < l.segments[0].base || offset > l.end {
-		return nil, fmt.Errorf("%w: %d, the log holds %d to %d",
-			ErrOffsetOutOfRange, offset, l.segments[0].base, l.end)
+	s, end, err := l.segmentAt(offset)
+	if err != nil || offset == end {
+		return nil, err
 	}
-	if offset == l.end {
-		return nil, nil
-	}
-	s := l.segments[l.segmentOf(offset)]
 	first, at, err := s.holding(offset)
 	if err != nil {
 		return nil, err
@@ -34,9 +28,31 @@ func (l *Log) Read(offset int64, maxBytes int) ([]byte, error) {
 	return wholeBatches(p), nil
 }
 
-// Pending returns about how many bytes lie at offset and after it, which is
-// none exactly when the log ends there. It errs by less than an interval of
-// the index and a batch, and on the high side.
+// segmentAt returns the segment that holds an offset of the log, and the end of
+// the log. The segment is a copy as of now, so that it can be read while other
+// batches are appended.
+func (l *Log) segmentAt(offset int64) (s segment, end int64, err error) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	start := l.segments[0].base
+	if offset < start || offset > l.end {
+		return s, l.end, fmt.Errorf("%w: %d, the log has %d to %d", ErrOffsetOutOfRange, offset, start, l.end)
+	}
+	return *l.segments[l.segmentOf(offset)], l.end, nil
+}
+
+// view returns copies of all segments as of now.
+func (l *Log) view() (segments []segment) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	for _, s := range l.segments {
+		segments = append(segments, *s)
+	}
+	return segments
+}
+
+// Pending returns about how many bytes the log has from offset on: 0 only if it
+// ends there, and too many by less than an interval of the index and a batch.
 func (l *Log) Pending(offset int64) int64 {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -52,13 +68,10 @@ func (l *Log) Pending(offset int64) int64 {
 }
 
 // OffsetOfTime returns the base offset and the highest timestamp of the first
-// batch that has a record as late as timestamp (milliseconds), or -1 and -1.
-// Since records are not looked into, the record meant may lie some way into
-// that batch.
+// batch with a record as late as timestamp (in milliseconds), or -1 and -1. The
+// record may be any one of that batch: records are not read.
 func (l *Log) OffsetOfTime(timestamp int64) (offset, found int64, err error) {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	for _, s := range l.segments {
+	for _, s := range l.view() {
 		if s.size == 0 || s.maxTimestamp < timestamp {
 			continue
 		}
@@ -74,32 +87,19 @@ func (l *Log) segmentOf(offset int64) int {
 	return sort.Search(len(l.segments), func(i int) bool { return l.segments[i].base > offset }) - 1
 }
 
-// positionOf returns where in a segment the batch begins that holds offset: its
-// beginning for an earlier one, its end if the log ends there.
-func (l *Log) positionOf(s *segment, offset int64) (int64, error) {
-	switch {
-	case offset <= s.base:
-		return 0, nil
-	case offset >= l.end:
-		return s.size, nil
-	}
-	_, at, err := s.holding(offset)
-	return at, err
-}
-
-// holding returns the batch that holds offset, which the caller knows to exist.
+// holding returns the batch that holds offset. It must exist.
 func (s *segment) holding(offset int64) (idempotence.BatchHeader, int64, error) {
 	return s.find(s.seek(offset), func(h idempotence.BatchHeader) bool { return h.LastOffset() >= offset })
 }
 
-// seek returns where to begin looking for offset.
+// seek returns a position at or before the batch that holds offset.
 func (s *segment) seek(offset int64) int64 {
 	i := sort.Search(len(s.index), func(i int) bool { return s.index[i].offset > offset })
 	return s.index[i-1].at
 }
 
-// find walks from the batch at a position to the first one that is wanted,
-// which the caller knows to exist.
+// find walks from the batch at a position to the first one that is wanted. It
+// must exist.
 func (s *segment) find(at int64, wanted func(idempotence.BatchHeader) bool) (idempotence.BatchHeader, int64, error) {
 	for {
 		h, err := s.headerAt(at)
@@ -120,7 +120,7 @@ func (s *segment) headerAt(at int64) (idempotence.BatchHeader, error) {
 	return h, err
 }
 
-// wholeBatches returns p without the batch that its end cuts through.
+// wholeBatches returns p without an incomplete batch at its end.
 func wholeBatches(p []byte) []byte {
 	n := 0
 	for {
