@@ -1,17 +1,15 @@
 package main
 
-// This file prints what is remembered of producers, from files alone: nothing is
-// changed, and a broker may be running over them.
+// This file prints what is remembered of producers, from files alone. It changes
+// nothing, and a broker may be running over them.
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -19,37 +17,40 @@ import (
 
 	"github.com/idempotence-go/idempotence"
 	"github.com/idempotence-go/idempotence/examples/broker/segment"
+	"github.com/idempotence-go/idempotence/examples/broker/server"
 )
 
-// The names of the files that are known, beside a log's segments.
+// The files that can be inspected.
 const (
 	logSuffix           = ".log"
 	snapshotSuffix      = ".idps"
 	kafkaSnapshotSuffix = ".snapshot"
 )
 
-// inspect prints a table for each of the paths, or several for one with several
-// partitions.
+// inspect prints what is remembered at each of the paths. An error is of those
+// that could not be read; all others are printed.
 func inspect(out io.Writer, paths []string) error {
+	var errs []error
 	for _, path := range paths {
 		info, err := os.Stat(path)
+		switch {
+		case err != nil:
+		case info.IsDir():
+			err = inspectDir(out, path)
+		default:
+			err = inspectFile(out, path)
+		}
 		if err != nil {
-			return err
-		}
-		show := inspectFile
-		if info.IsDir() {
-			show = inspectDir
-		}
-		if err := show(out, path); err != nil {
-			return fmt.Errorf("%s: %w", path, err)
+			errs = append(errs, fmt.Errorf("%s: %w", path, err))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
-// inspectDir shows one partition, or all that are in a data directory.
+// inspectDir prints the partition in a directory, or all that are in a data
+// directory.
 func inspectDir(out io.Writer, dir string) error {
-	if len(filesIn(dir, logSuffix)) > 0 {
+	if segment.Exists(dir) {
 		return inspectPartition(out, dir)
 	}
 	entries, err := os.ReadDir(dir)
@@ -57,67 +58,40 @@ func inspectDir(out io.Writer, dir string) error {
 		return err
 	}
 	found := false
+	var errs []error
 	for _, e := range entries {
-		partition := filepath.Join(dir, e.Name())
-		if len(filesIn(partition, logSuffix)) == 0 {
-			continue
-		}
-		found = true
-		if err := inspectPartition(out, partition); err != nil {
-			return err
+		if partition := filepath.Join(dir, e.Name()); segment.Exists(partition) {
+			found = true
+			errs = append(errs, inspectPartition(out, partition))
 		}
 	}
 	if !found {
 		return errors.New("no log in it")
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
-// filesIn returns the files of a directory whose names end so, sorted; there
-// are none in what is no directory. Its own name may hold what would be special
-// in a pattern.
-func filesIn(dir, suffix string) (paths []string) {
-	entries, _ := os.ReadDir(dir)
-	for _, e := range entries {
-		if strings.HasSuffix(e.Name(), suffix) {
-			paths = append(paths, filepath.Join(dir, e.Name()))
-		}
-	}
-	return paths
-}
-
-// inspectPartition shows what a broker would recover.
+// inspectPartition prints what a broker would recover.
 func inspectPartition(out io.Writer, dir string) error {
-	log, err := segment.Open(dir, segment.Options{ReadOnly: true})
+	found, err := server.Inspect(dir)
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: offline: %w", dir, err)
 	}
-	defer log.Close()
-	producers, from := newestSnapshot(dir, log.End())
-	if err := log.Replay(from, producers.ReplayLog); err != nil {
-		return err
+	source := "log"
+	if found.Snapshot > 0 {
+		source = fmt.Sprintf("snapshot at offset %d, then the log", found.Snapshot)
 	}
-	source := fmt.Sprintf("log from offset %d", from)
-	if from > 0 {
-		source = fmt.Sprintf("snapshot at offset %d, then the log", from)
+	err = printProducers(out, dir, source, found.Producers)
+	for _, reason := range found.NotLoaded {
+		fmt.Fprintf(out, "  snapshot not loaded: %v\n", reason)
 	}
-	return printProducers(out, dir, source, producers)
+	if found.Cut != nil {
+		fmt.Fprintf(out, "  to be cut off: %v\n", found.Cut)
+	}
+	return err
 }
 
-// newestSnapshot returns the state of the newest snapshot that is good and not
-// past the end of the log, and the offset from which the log goes on.
-func newestSnapshot(dir string, logEnd int64) (*idempotence.ProducerStateManager, int64) {
-	for _, name := range slices.Backward(filesIn(dir, snapshotSuffix)) {
-		producers := idempotence.New(idempotence.Config{})
-		p, err := os.ReadFile(name)
-		if err == nil && producers.Restore(bytes.NewReader(p)) == nil && producers.EndOffset() <= logEnd {
-			return producers, producers.EndOffset()
-		}
-	}
-	return idempotence.New(idempotence.Config{}), 0
-}
-
-// inspectFile shows a snapshot or a segment.
+// inspectFile prints a snapshot or a segment.
 func inspectFile(out io.Writer, name string) error {
 	f, err := os.Open(name)
 	if err != nil {
@@ -143,8 +117,8 @@ func inspectFile(out io.Writer, name string) error {
 	return printProducers(out, name, source, producers)
 }
 
-// inspectSegment reads one segment on its own. A torn tail is what the newest
-// one of a running broker may have at any time.
+// inspectSegment reads one segment. The newest one of a running broker may have
+// a torn tail at any time.
 func inspectSegment(producers *idempotence.ProducerStateManager, f io.Reader) (source string, err error) {
 	found, err := producers.ReplayLog(f)
 	source = fmt.Sprintf("segment of %d batches and %d markers", found.Batches, found.Markers)
@@ -154,8 +128,8 @@ func inspectSegment(producers *idempotence.ProducerStateManager, f io.Reader) (s
 	return source, err
 }
 
-// endOffsetOf returns the offset that Kafka has named a snapshot by. One that
-// bears another name may be of a log of any length.
+// endOffsetOf returns the offset that Kafka has named a snapshot by. A snapshot
+// with another name may be of a log of any length.
 func endOffsetOf(name string) int64 {
 	offset, err := strconv.ParseInt(strings.TrimSuffix(filepath.Base(name), kafkaSnapshotSuffix), 10, 64)
 	if err != nil {
@@ -174,32 +148,42 @@ func printProducers(out io.Writer, name, source string, producers *idempotence.P
 		return nil
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "  producer\tepoch\tlast activity\ttransaction\twindow: sequences@offset, oldest first")
+	fmt.Fprintln(w, "  producer\tepoch\tlast activity\ttransaction\tcoordinator epoch\twindow: sequences@offset, oldest first")
 	for p := range producers.Producers() {
-		fmt.Fprintf(w, "  %d\t%d\t%s\t%s\t%s\n", p.ProducerID, p.Epoch, activityOf(p), transactionOf(p), windowOf(p))
+		fmt.Fprintf(w, "  %d\t%d\t%s\t%s\t%s\t%s\n",
+			p.ProducerID, p.Epoch, activityOf(p), transactionOf(p), coordinatorOf(p), windowOf(p))
 	}
 	return w.Flush()
 }
 
-// activityOf is when the producer was last seen to be active. After a replay
-// nobody has looked yet.
+// none is printed for a value that a producer does not have.
+const none = "-"
+
+// activityOf is none after a replay: when that was, the log does not tell.
 func activityOf(p idempotence.ProducerState) string {
 	if p.LastActivity.IsZero() {
-		return "-"
+		return none
 	}
 	return p.LastActivity.UTC().Format(time.RFC3339)
 }
 
 func transactionOf(p idempotence.ProducerState) string {
 	if !p.InTransaction {
-		return "-"
+		return none
 	}
 	return fmt.Sprintf("from %d", p.TransactionOffset)
 }
 
+func coordinatorOf(p idempotence.ProducerState) string {
+	if !p.Marked {
+		return none
+	}
+	return fmt.Sprint(p.CoordinatorEpoch)
+}
+
 func windowOf(p idempotence.ProducerState) string {
 	if len(p.Window) == 0 {
-		return "-"
+		return none
 	}
 	batches := make([]string, len(p.Window))
 	for i, b := range p.Window {

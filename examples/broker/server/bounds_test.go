@@ -1,6 +1,9 @@
 package server_test
 
 import (
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -59,7 +62,7 @@ func TestMaxProducers(t *testing.T) {
 }
 
 // An id that a log or a snapshot has seen is not handed out, wherever it came
-// from; and one that leaves no others is no reason not to start.
+// from.
 func TestProducerIDsMovePastWhatWasSeen(t *testing.T) {
 	cfg := server.Config{Dir: t.TempDir()}
 	b := start(t, cfg)
@@ -75,11 +78,69 @@ func TestProducerIDsMovePastWhatWasSeen(t *testing.T) {
 	if id, code := c.initProducerID(); id != 50_001 {
 		t.Errorf("handed out id %d, code %d, want 50001", id, code)
 	}
-	wantAnswer(t, "batch of the last id there is", c.batch(1<<63-1, 0, 0, 1), stored(1))
 	b.stop()
-	c = start(t, cfg).dial()
-	if id, code := c.initProducerID(); id != -1 || code != kerr.CoordinatorNotAvailable.Code {
-		t.Errorf("handed out id %d, code %d after the last one was seen", id, code)
+}
+
+// An id that was never handed out cannot end the supply, however high it is: not
+// at once, not after a restart, and not when the file that reserves ids is lost.
+// (B1)
+func TestB1_NoProducerIDEndsTheSupply(t *testing.T) {
+	for _, made := range []int64{1<<63 - 1, 9223372036854775307, 1<<63 - 1001, 1<<62 + 1, 1 << 62, 1<<62 - 1} {
+		cfg := server.Config{Dir: t.TempDir()}
+		b := start(t, cfg)
+		seen := make(map[int64]bool)
+		take := func(c *client, when string) {
+			t.Helper()
+			for range 3 {
+				if id, code := c.initProducerID(); code != 0 || id < 0 || id == made || seen[id] {
+					t.Errorf("%s: id %d, code %d, after %d was made up", when, id, code, made)
+				} else {
+					seen[id] = true
+				}
+			}
+		}
+		c := b.dial()
+		c.create("t")
+		take(c, "before")
+		wantAnswer(t, "batch of an id that was made up", c.batch(made, 0, 0, 1), stored(0))
+		take(c, "at once")
+		for _, stop := range []func(*broker){(*broker).stop, (*broker).kill} {
+			stop(b)
+			b = start(t, cfg)
+			take(b.dial(), "after a restart")
+		}
+		b.stop()
+		if err := os.Remove(filepath.Join(cfg.Dir, "producer-ids")); err != nil {
+			t.Fatal(err)
+		}
+		b = start(t, cfg)
+		c = b.dial()
+		take(c, "after the file was lost")
+		wantAnswer(t, "next batch of the made-up id", c.batch(made, 0, 1, 1), stored(1))
+		b.stop()
 	}
-	wantAnswer(t, "but everything else goes on", c.batch(50_000, 0, 1, 1), stored(2))
+}
+
+// A file of reserved ids that is empty, or cannot be one, is no reason not to
+// start, and no reason to hand out an id for the second time. (B5)
+func TestB5_ProducerIDsFileDamaged(t *testing.T) {
+	for _, text := range []string{"", "\n", "x", "-1", "9223372036854775808"} {
+		cfg := server.Config{Dir: t.TempDir()}
+		b := start(t, cfg)
+		last, _ := b.dial().initProducerID() // which is in no log
+		b.stop()
+		if err := os.WriteFile(filepath.Join(cfg.Dir, "producer-ids"), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		var log logBuffer
+		cfg.Log = log.logger()
+		b = start(t, cfg)
+		if id, code := b.dial().initProducerID(); code != 0 || id <= last {
+			t.Errorf("file %q: id %d, code %d, after %d was handed out", text, id, code, last)
+		}
+		b.stop()
+		if !strings.Contains(log.String(), "producer ids lost") {
+			t.Errorf("file %q: nothing is said of it:\n%s", text, log.String())
+		}
+	}
 }

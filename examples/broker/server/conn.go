@@ -1,11 +1,10 @@
 package server
 
-// This file is one connection: requests in, answers out in the same order,
-// within limits of number, size, memory and time.
+// This file is one connection: it reads requests and answers them in the same
+// order.
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -19,67 +18,67 @@ import (
 )
 
 const (
-	idleTimeout  = 10 * time.Minute // between two requests of a connection
-	readTimeout  = 10 * time.Second // for the rest of a request that has begun
 	writeTimeout = 10 * time.Second // for an answer
 
 	// maxPending is how many Produce requests may wait for their appends before
-	// the next one is not read. Clients have five in flight.
+	// the next one is read. Clients have five in flight.
 	maxPending = 8
-
-	// Requests other than Produce are lists of small elements, which take many
-	// times their bytes once decoded: they are kept short, and their memory is
-	// counted at the worst ratio.
-	maxSmallRequest   = 64 << 10
-	smallRequestRatio = 40
-
-	// A body is read, and its memory claimed, piece by piece, so that a client
-	// that announces much and sends nothing holds next to nothing.
-	readPiece = 64 << 10
 )
 
-// errBusy is returned when memory for a request or an answer did not become
-// free in time.
-var errBusy = errors.New("server: out of request memory")
-
 // A conn serves the requests of one connection. One goroutine reads requests and
-// hands their batches to the logs, another answers them, in the order in which
-// they came, as the protocol wants it. So the appends of several Produce
-// requests are under way at once. Any other request is served when all before
-// it have been answered, and before any that follows is read.
+// passes their batches to the logs. Another one answers them in the order in
+// which they came, as the protocol demands. So several Produce requests can be
+// in progress at once. Any other request is served after all earlier ones have
+// been answered, and before a later one is read.
 type conn struct {
-	*Server
-	net          net.Conn
-	pending      chan *exchange
-	fetchClaimed int64 // of fetchMemory, by the answer being sent
-	out          []byte
+	server  *Server
+	net     net.Conn
+	pending chan *exchange
+
+	// waiting has, for each partition, the newest batch of this connection that
+	// waits to be judged. A later batch for the partition waits behind it.
+	waiting map[*partition]*pendingAppend
+
+	answer           claim  // for the Fetch answer being sent
+	out              []byte // buffer for answers
+	reading, writing pace
 }
 
 // An exchange is a request and its answer.
 type exchange struct {
 	header   wire.Header
-	claimed  int64                         // of requestMemory
-	overlaps bool                          // with the requests that follow
-	answer   func() (kmsg.Response, error) // waits for what has been begun
+	memory   claim
+	overlaps bool                          // later requests may be read before it is answered
+	answer   func() (kmsg.Response, error) // waits for what the request has begun
 	answered chan struct{}
 }
 
 func (s *Server) serveConn(nc net.Conn) {
 	defer s.dismiss(nc)
-	c := &conn{Server: s, net: nc, pending: make(chan *exchange, maxPending)}
+	c := &conn{
+		server:  s,
+		net:     nc,
+		pending: make(chan *exchange, maxPending),
+		waiting: make(map[*partition]*pendingAppend),
+	}
 	var answering sync.WaitGroup
 	answering.Go(c.answerAll)
 	err := c.readAll()
 	close(c.pending)
 	answering.Wait()
-	// A client that hangs up is not worth a word.
 	if !errors.Is(err, io.EOF) && s.closing.Err() == nil {
 		s.cfg.Log.Debug("connection closed", "client", nc.RemoteAddr(), "err", err)
 	}
 }
 
-// readAll reads requests and begins them. After an error the connection is of
-// no further use.
+// stalled reports whether the connection waits for a client that is too slow.
+func (c *conn) stalled(now time.Time) bool { return c.reading.stalled(now) || c.writing.stalled(now) }
+
+// drop ends the connection.
+func (c *conn) drop() { c.net.Close() }
+
+// readAll reads requests and begins to serve them, until there is an error or
+// the client hangs up.
 func (c *conn) readAll() error {
 	for {
 		x, err := c.readRequest()
@@ -93,19 +92,21 @@ func (c *conn) readAll() error {
 	}
 }
 
-// answerAll answers what has been begun. Once that has failed the connection is
-// closed, and it only waits for what is under way still.
+// answerAll answers the requests that were read. After an error it closes the
+// connection and waits for what the remaining requests have begun.
 func (c *conn) answerAll() {
 	for x := range c.pending {
-		if err := c.answer(x); err != nil {
+		if err := c.answerOne(x); err != nil {
 			c.net.Close()
 		}
-		c.releaseMemory(x)
+		c.answer.release(c)
+		c.answer = claim{}
+		x.memory.release(c)
 		close(x.answered)
 	}
 }
 
-func (c *conn) answer(x *exchange) error {
+func (c *conn) answerOne(x *exchange) error {
 	resp, err := x.answer()
 	if resp == nil || err != nil {
 		return err
@@ -115,19 +116,19 @@ func (c *conn) answer(x *exchange) error {
 
 // readRequest reads one request and begins to serve it.
 func (c *conn) readRequest() (*exchange, error) {
-	frame, claimed, err := c.readFrame()
-	x := &exchange{claimed: claimed, answered: make(chan struct{})}
-	if err == nil {
-		err = c.begin(x, frame)
-	}
+	frame, memory, err := c.readFrame()
 	if err != nil {
-		c.requestMemory.Release(claimed)
+		return nil, err
+	}
+	x := &exchange{memory: memory, answered: make(chan struct{})}
+	if err := c.begin(x, frame); err != nil {
+		memory.release(c)
 		return nil, err
 	}
 	return x, nil
 }
 
-// begin decodes a request and says how it is answered.
+// begin decodes a request and sets how it is answered.
 func (c *conn) begin(x *exchange, frame []byte) error {
 	h, req, err := wire.Decode(frame, apis)
 	x.header = h
@@ -148,91 +149,36 @@ func (c *conn) begin(x *exchange, frame []byte) error {
 	return nil
 }
 
-// readFrame reads one request without its length, and returns how much memory
-// it has claimed for it, also with an error.
-func (c *conn) readFrame() (frame []byte, claimed int64, err error) {
-	c.net.SetReadDeadline(time.Now().Add(idleTimeout))
-	// Shutdown first says that it closes and then sets a deadline; the other
-	// way round here, so that one of the two is noticed.
-	if c.closing.Err() != nil {
-		return nil, claimed, c.closing.Err()
-	}
-	var prefix [4 + 2]byte // the length, and the key, which every request begins with
-	if _, err := io.ReadFull(c.net, prefix[:1]); err != nil {
-		return nil, claimed, err
-	}
-	deadline := time.Now().Add(readTimeout)
-	c.net.SetReadDeadline(deadline)
-	if _, err := io.ReadFull(c.net, prefix[1:4]); err != nil {
-		return nil, claimed, err
-	}
-	size := int(int32(binary.BigEndian.Uint32(prefix[:])))
-	if size < len(prefix)-4 {
-		return nil, claimed, fmt.Errorf("%w: length %d", wire.ErrMalformed, size)
-	}
-	if _, err := io.ReadFull(c.net, prefix[4:]); err != nil {
-		return nil, claimed, err
-	}
-	limit, ratio := maxSmallRequest, smallRequestRatio
-	if kmsg.Key(binary.BigEndian.Uint16(prefix[4:])) == kmsg.Produce {
-		limit, ratio = c.cfg.MaxRequestBytes, 1
-	}
-	if size > limit {
-		return nil, claimed, fmt.Errorf("%w: %d bytes, at most %d", wire.ErrMalformed, size, limit)
-	}
-
-	ctx, cancel := context.WithDeadline(c.closing, deadline)
+// claimAnswer claims memory for a Fetch answer. It is released when the answer
+// has been sent.
+func (c *conn) claimAnswer(bytes int64) error {
+	ctx, cancel := context.WithTimeout(c.server.closing, writeTimeout)
 	defer cancel()
-	frame = append(make([]byte, 0, min(size, readPiece)), prefix[4:]...)
-	for len(frame) < size {
-		piece := min(size-len(frame), readPiece)
-		if c.requestMemory.Acquire(ctx, int64(piece)) != nil {
-			return nil, claimed, errBusy
-		}
-		claimed += int64(piece)
-		n := len(frame)
-		frame = append(frame, make([]byte, piece)...)
-		if _, err := io.ReadFull(c.net, frame[n:]); err != nil {
-			return nil, claimed, err
-		}
+	if err := c.server.fetchAnswers.acquire(ctx, c, bytes); err != nil {
+		return err
 	}
-	// What decoding takes is claimed only now that there is something to decode.
-	decoded := int64(size * (ratio - 1))
-	if c.requestMemory.Acquire(ctx, decoded) != nil {
-		return nil, claimed, errBusy
-	}
-	return frame, claimed + decoded, nil
-}
-
-// claimFetchMemory claims memory for an answer with n bytes of records: once
-// as read and once as encoded.
-func (c *conn) claimFetchMemory(n int) error {
-	ctx, cancel := context.WithTimeout(c.closing, writeTimeout)
-	defer cancel()
-	if c.fetchMemory.Acquire(ctx, int64(2*n)) != nil {
-		return errBusy
-	}
-	c.fetchClaimed += int64(2 * n)
+	c.answer = claim{c.server.fetchAnswers, bytes}
 	return nil
 }
 
-// releaseMemory gives back what a request and its answer have claimed. Only a
-// Fetch claims memory for the answer, and nothing overlaps with that one.
-func (c *conn) releaseMemory(x *exchange) {
-	c.requestMemory.Release(x.claimed)
-	c.fetchMemory.Release(c.fetchClaimed)
-	c.fetchClaimed = 0
-}
-
+// write sends an answer, piece by piece to note its pace.
 func (c *conn) write(h wire.Header, resp kmsg.Response) error {
 	resp.SetVersion(h.Version)
 	c.out = wire.AppendResponse(c.out[:0], h.CorrelationID, resp)
 	c.net.SetWriteDeadline(time.Now().Add(writeTimeout))
-	_, err := c.net.Write(c.out)
-	if cap(c.out) > readPiece {
-		c.out = nil // is not kept for the next, probably small, answer
+	defer c.writing.pauses()
+	for p := c.out; len(p) > 0; {
+		c.writing.moves()
+		n, err := c.net.Write(p[:min(len(p), networkPiece)])
+		if err != nil {
+			return err
+		}
+		p = p[n:]
 	}
-	return err
+	if cap(c.out) > networkPiece {
+		c.out = nil // the next answer is probably small
+	}
+	return nil
 }
 
 // handle serves a request other than Produce.
@@ -243,9 +189,9 @@ func (c *conn) handle(req kmsg.Request) (kmsg.Response, error) {
 	case *kmsg.MetadataRequest:
 		return c.metadata(req)
 	case *kmsg.InitProducerIDRequest:
-		return c.initProducerID(req), nil
+		return c.server.initProducerID(req), nil
 	case *kmsg.ListOffsetsRequest:
-		return c.listOffsets(req)
+		return c.server.listOffsets(req)
 	case *kmsg.FetchRequest:
 		return c.fetch(req)
 	}

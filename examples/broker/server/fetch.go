@@ -10,18 +10,22 @@ import (
 )
 
 const (
-	maxFetchBytes = 8 << 20
+	maxFetchBytes = 2 << 20
 	maxFetchWait  = 30 * time.Second
 )
+
+// fetchClaim is the memory for an answer with that many bytes of records and one
+// more batch: once as read and once as encoded.
+func fetchClaim(bytes, maxBatchBytes int) int64 { return 2 * (int64(bytes) + int64(maxBatchBytes)) }
 
 // fetch answers with records once there are as many bytes of them as the
 // consumer wants, or with what there is when its patience ends.
 func (c *conn) fetch(req *kmsg.FetchRequest) (*kmsg.FetchResponse, error) {
-	c.awaitRecords(req)
-
-	budget := int(min(c.pendingBytes(req), int64(req.MaxBytes), maxFetchBytes))
+	s := c.server
+	s.awaitRecords(req)
+	budget := int(min(s.pendingBytes(req), int64(req.MaxBytes), maxFetchBytes))
 	if budget > 0 {
-		if err := c.claimFetchMemory(budget + c.cfg.MaxBatchBytes); err != nil {
+		if err := c.claimAnswer(fetchClaim(budget, s.cfg.MaxBatchBytes)); err != nil {
 			return nil, err
 		}
 	}
@@ -30,7 +34,7 @@ func (c *conn) fetch(req *kmsg.FetchRequest) (*kmsg.FetchResponse, error) {
 		topic := kmsg.NewFetchResponseTopic()
 		topic.Topic = t.Topic
 		for _, p := range t.Partitions {
-			answer := c.fetchPartition(t.Topic, p, &budget)
+			answer := s.fetchPartition(t.Topic, p, &budget)
 			topic.Partitions = append(topic.Partitions, answer)
 		}
 		resp.Topics = append(resp.Topics, topic)
@@ -41,11 +45,11 @@ func (c *conn) fetch(req *kmsg.FetchRequest) (*kmsg.FetchResponse, error) {
 // fetchPartition reads from one partition and takes what it read off budget,
 // until that is used up. The last batch may exceed it: a batch larger than the
 // consumer asked for is sent all the same, or it would never get past it.
-func (c *conn) fetchPartition(topic string, req kmsg.FetchRequestTopicPartition, budget *int) kmsg.FetchResponseTopicPartition {
+func (s *Server) fetchPartition(topic string, req kmsg.FetchRequestTopicPartition, budget *int) kmsg.FetchResponseTopicPartition {
 	resp := kmsg.NewFetchResponseTopicPartition()
 	resp.Partition = req.Partition
 	resp.RecordBatches = []byte{} // none is not null
-	p, err := c.topics.partition(topic, req.Partition)
+	p, err := s.topics.partition(topic, req.Partition)
 	if err != nil {
 		resp.ErrorCode = errorCode(err)
 		resp.HighWatermark = -1
@@ -63,7 +67,7 @@ func (c *conn) fetchPartition(topic string, req kmsg.FetchRequestTopicPartition,
 	}
 	records, err := p.log.Read(req.FetchOffset, min(*budget, int(req.PartitionMaxBytes)))
 	if err != nil {
-		c.cfg.Log.Error("read failed", "topic", topic, "partition", req.Partition, "err", err)
+		s.cfg.repeated.Error("read failed", "topic", topic, "partition", req.Partition, "err", err)
 		resp.ErrorCode = kerr.KafkaStorageError.Code
 		return resp
 	}
@@ -76,11 +80,11 @@ func (c *conn) fetchPartition(topic string, req kmsg.FetchRequestTopicPartition,
 
 // awaitRecords returns when the request can be answered: there are enough
 // bytes, something is wrong with it, its time is up, or the broker stops.
-func (c *conn) awaitRecords(req *kmsg.FetchRequest) {
+func (s *Server) awaitRecords(req *kmsg.FetchRequest) {
 	wake := make(chan struct{}, 1)
 	for _, t := range req.Topics {
 		for _, rp := range t.Partitions {
-			p, err := c.topics.partition(t.Topic, rp.Partition)
+			p, err := s.topics.partition(t.Topic, rp.Partition)
 			if err != nil || rp.FetchOffset > p.log.End() || rp.FetchOffset < p.log.Start() {
 				return
 			}
@@ -89,12 +93,12 @@ func (c *conn) awaitRecords(req *kmsg.FetchRequest) {
 	}
 	timeout := time.NewTimer(min(time.Duration(req.MaxWaitMillis)*time.Millisecond, maxFetchWait))
 	defer timeout.Stop()
-	for c.pendingBytes(req) < int64(req.MinBytes) {
+	for s.pendingBytes(req) < int64(req.MinBytes) {
 		select {
 		case <-wake:
 		case <-timeout.C:
 			return
-		case <-c.closing.Done():
+		case <-s.closing.Done():
 			return
 		}
 	}
@@ -102,11 +106,11 @@ func (c *conn) awaitRecords(req *kmsg.FetchRequest) {
 
 // pendingBytes is about how many bytes the request could be answered with if
 // it set no limit.
-func (c *conn) pendingBytes(req *kmsg.FetchRequest) int64 {
+func (s *Server) pendingBytes(req *kmsg.FetchRequest) int64 {
 	var n int64
 	for _, t := range req.Topics {
 		for _, rp := range t.Partitions {
-			if p, err := c.topics.partition(t.Topic, rp.Partition); err == nil {
+			if p, err := s.topics.partition(t.Topic, rp.Partition); err == nil {
 				n += p.log.Pending(rp.FetchOffset)
 			}
 		}
@@ -114,37 +118,49 @@ func (c *conn) pendingBytes(req *kmsg.FetchRequest) int64 {
 	return n
 }
 
-// The timestamps that ask for an end of the log rather than a point in time.
+// Timestamps that ask for an end of the log.
 const (
 	latestOffset   = -1
 	earliestOffset = -2
 )
 
-// listOffsets tells where the log begins, where it ends, and where to start
-// reading for records as late as a point in time.
+// listOffsets tells where the logs begin and end, and from which offset on there
+// are records as late as a timestamp.
 //
-// Each point in time may take a walk through a segment, and one request may ask
-// for thousands; the end of the broker does not wait for all of them.
-func (c *conn) listOffsets(req *kmsg.ListOffsetsRequest) (*kmsg.ListOffsetsResponse, error) {
+// Each timestamp may take a walk through a segment, so a partition may be named
+// only once, as in Kafka, and Shutdown does not wait for all of them.
+func (s *Server) listOffsets(req *kmsg.ListOffsetsRequest) (*kmsg.ListOffsetsResponse, error) {
 	resp := kmsg.NewPtrListOffsetsResponse()
+	type name struct {
+		topic string
+		index int32
+	}
+	answered := make(map[name]bool)
 	for _, t := range req.Topics {
 		topic := kmsg.NewListOffsetsResponseTopic()
 		topic.Topic = t.Topic
 		for _, p := range t.Partitions {
-			if err := c.closing.Err(); err != nil {
+			if err := s.closing.Err(); err != nil {
 				return nil, err
 			}
-			topic.Partitions = append(topic.Partitions, c.listOffset(t.Topic, p))
+			answer := kmsg.NewListOffsetsResponseTopicPartition()
+			answer.Partition = p.Partition
+			answer.ErrorCode = kerr.InvalidRequest.Code
+			if n := (name{t.Topic, p.Partition}); !answered[n] {
+				answered[n] = true
+				answer = s.listOffset(t.Topic, p)
+			}
+			topic.Partitions = append(topic.Partitions, answer)
 		}
 		resp.Topics = append(resp.Topics, topic)
 	}
 	return resp, nil
 }
 
-func (c *conn) listOffset(topic string, req kmsg.ListOffsetsRequestTopicPartition) kmsg.ListOffsetsResponseTopicPartition {
+func (s *Server) listOffset(topic string, req kmsg.ListOffsetsRequestTopicPartition) kmsg.ListOffsetsResponseTopicPartition {
 	resp := kmsg.NewListOffsetsResponseTopicPartition()
 	resp.Partition = req.Partition
-	p, err := c.topics.partition(topic, req.Partition)
+	p, err := s.topics.partition(topic, req.Partition)
 	if err != nil {
 		resp.ErrorCode = errorCode(err)
 		return resp

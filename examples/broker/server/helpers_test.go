@@ -5,8 +5,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"os"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -31,6 +34,12 @@ type broker struct {
 // start starts a broker. Without a directory it gets one of its own.
 func start(t *testing.T, cfg server.Config) *broker {
 	t.Helper()
+	return startOn(t, cfg, func(ln net.Listener) net.Listener { return ln })
+}
+
+// startOn starts a broker on a listener that is wrapped.
+func startOn(t *testing.T, cfg server.Config, wrap func(net.Listener) net.Listener) *broker {
+	t.Helper()
 	if cfg.Dir == "" {
 		cfg.Dir = t.TempDir()
 	}
@@ -43,7 +52,7 @@ func start(t *testing.T, cfg server.Config) *broker {
 		t.Fatal(err)
 	}
 	served := make(chan error, 1)
-	go func() { served <- s.Serve(ln) }()
+	go func() { served <- s.Serve(wrap(ln)) }()
 	b := &broker{t: t, s: s, addr: ln.Addr().String()}
 	t.Cleanup(func() {
 		if !b.down {
@@ -55,6 +64,26 @@ func start(t *testing.T, cfg server.Config) *broker {
 	})
 	return b
 }
+
+// A logBuffer keeps what a broker logs.
+type logBuffer struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func (l *logBuffer) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
 
 // stop shuts the broker down the clean way.
 func (b *broker) stop() {

@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"math/rand/v2"
 	"runtime"
@@ -130,7 +131,7 @@ func TestConnectionLimit(t *testing.T) {
 // A client that announces much and sends little holds little: here many of
 // them announce far more than the broker would ever spare.
 func TestAnnouncedRequestsTakeNoMemory(t *testing.T) {
-	b := start(t, server.Config{MaxRequestBytes: 8 << 20, RequestMemory: 8 << 20})
+	b := start(t, server.Config{MaxRequestBytes: 8 << 20, RequestMemory: 12 << 20})
 	good := b.dial()
 	good.create("t")
 	var before, after runtime.MemStats
@@ -152,7 +153,7 @@ func TestAnnouncedRequestsTakeNoMemory(t *testing.T) {
 // Nor do many that announce a request which is small, but counts for much more
 // than its bytes once it is there: nobody waits for them.
 func TestHalfRequestsTakeNoMemory(t *testing.T) {
-	b := start(t, server.Config{MaxRequestBytes: 8 << 20, RequestMemory: 8 << 20})
+	b := start(t, server.Config{MaxRequestBytes: 8 << 20, RequestMemory: 12 << 20})
 	good := b.dial()
 	good.create("t")
 	for range 50 {
@@ -169,18 +170,41 @@ func TestHalfRequestsTakeNoMemory(t *testing.T) {
 	}
 }
 
-// A limit that another one makes impossible is found at the start.
-func TestConfigIsChecked(t *testing.T) {
+// A value out of range, or a limit that another one makes impossible, is found
+// at the start. (B5)
+func TestB5_ConfigIsChecked(t *testing.T) {
 	for name, cfg := range map[string]server.Config{
 		"no directory":                  {},
-		"negative partitions":           {Dir: t.TempDir(), Partitions: -1},
-		"more partitions than possible": {Dir: t.TempDir(), Partitions: 4, MaxPartitions: 3},
-		"batch larger than a request":   {Dir: t.TempDir(), MaxBatchBytes: 2, MaxRequestBytes: 1},
-		"request larger than memory":    {Dir: t.TempDir(), MaxRequestBytes: 9 << 20, RequestMemory: 8 << 20},
-		"answer larger than memory":     {Dir: t.TempDir(), FetchMemory: 1 << 20},
+		"negative partitions":           {Partitions: -1},
+		"more partitions than possible": {Partitions: 4, MaxPartitions: 3},
+		"negative connections":          {MaxConnections: -1},
+		"negative segment size":         {SegmentBytes: -1},
+		"negative batch size":           {MaxBatchBytes: -1},
+		"negative request size":         {MaxRequestBytes: -1},
+		"negative number of producers":  {MaxProducers: -1},
+		"negative request memory":       {RequestMemory: -1},
+		"negative fetch memory":         {FetchMemory: -1},
+		"batch larger than a request":   {MaxBatchBytes: 2, MaxRequestBytes: 1},
+		"request larger than its share": {MaxRequestBytes: 9 << 20, RequestMemory: 11 << 20},
+		"memory for no small request":   {MaxRequestBytes: 2 << 20, RequestMemory: 4 << 20},
+		"answer larger than memory":     {FetchMemory: 1 << 20},
+		"address without a port":        {Advertise: "broker.example"},
+		"address without a host":        {Advertise: ":9092"},
+		"address with a named port":     {Advertise: "broker.example:kafka"},
+		"address with port 0":           {Advertise: "broker.example:0"},
+		"address with port 65536":       {Advertise: "broker.example:65536"},
 	} {
-		if _, err := server.Open(cfg); err == nil {
+		if name != "no directory" {
+			cfg.Dir = t.TempDir()
+		}
+		if s, err := server.Open(cfg); err == nil {
 			t.Errorf("%s: opened", name)
+			s.Shutdown(context.Background())
 		}
 	}
+	// The least of everything fits together.
+	start(t, server.Config{
+		Partitions: 1, MaxPartitions: 1, SegmentBytes: 1, MaxConnections: 1, MaxProducers: 1, MaxBatchBytes: 1, MaxRequestBytes: 1,
+		RequestMemory: 4 * 40 * 64 << 10, FetchMemory: 2 * (2<<20 + 1), Advertise: "broker.example:1",
+	})
 }

@@ -8,8 +8,7 @@ import (
 	"syscall"
 )
 
-// lockFile takes a lock that ends with the process, however that ends, or when
-// the file is closed.
+// lockFile takes a lock that ends when the file is closed or the process ends.
 func lockFile(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {

@@ -1,11 +1,9 @@
 package server
 
-// This file tells clients what there is: ApiVersions and Metadata.
+// This file is ApiVersions and Metadata.
 
 import (
-	"net"
 	"slices"
-	"strconv"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -13,11 +11,12 @@ import (
 	"github.com/idempotence-go/idempotence/examples/broker/wire"
 )
 
-// nodeID is this broker's: leader, controller and only replica of everything.
+// nodeID is this broker: the controller, and the leader and only replica of all
+// partitions.
 const nodeID = 1
 
-// apis are the requests served. Produce ends where topic ids begin, and so
-// does Fetch; InitProducerID where two-phase commit does.
+// apis are the requests that are served. Later versions of Produce and Fetch name
+// topics by id, later ones of InitProducerID have two-phase commit.
 var apis = wire.APIs{
 	int16(kmsg.Produce):        {Min: 3, Max: 11},
 	int16(kmsg.Fetch):          {Min: 4, Max: 12},
@@ -40,16 +39,16 @@ func apiVersions() *kmsg.ApiVersionsResponse {
 	return resp
 }
 
-// unsupportedApiVersions answers a client that is newer than the broker; it
-// asks again with a version from the list.
+// unsupportedApiVersions answers a client that is newer than the broker. The
+// client asks again with a version from the list.
 func unsupportedApiVersions() *kmsg.ApiVersionsResponse {
 	resp := apiVersions()
 	resp.ErrorCode = kerr.UnsupportedVersion.Code
 	return resp
 }
 
-// metadata tells where the partitions are, and is the request by which a
-// client's first use of a topic creates it.
+// metadata tells clients where the partitions are. It creates a topic that a
+// client asks for.
 func (c *conn) metadata(req *kmsg.MetadataRequest) (*kmsg.MetadataResponse, error) {
 	broker, err := c.advertised()
 	if err != nil {
@@ -60,49 +59,52 @@ func (c *conn) metadata(req *kmsg.MetadataRequest) (*kmsg.MetadataResponse, erro
 	resp.ControllerID = nodeID
 	resp.ClusterID = kmsg.StringPtr("idempotence-example")
 	if req.Topics == nil {
-		for _, name := range c.topics.names() {
-			resp.Topics = append(resp.Topics, c.topicMetadata(name, false))
+		for _, name := range c.server.topics.names() {
+			resp.Topics = append(resp.Topics, c.server.topicMetadata(name, false))
 		}
 	}
 	// Up to version 3 a request for a topic always creates it.
 	create := req.AllowAutoTopicCreation || req.Version < 4
+	answered := make(map[string]bool)
 	for _, t := range req.Topics {
-		resp.Topics = append(resp.Topics, c.topicMetadata(*t.Topic, create))
+		if name := *t.Topic; !answered[name] {
+			answered[name] = true // and is named once, however often it was asked for
+			resp.Topics = append(resp.Topics, c.server.topicMetadata(name, create))
+		}
 	}
 	return resp, nil
 }
 
-func (c *conn) topicMetadata(name string, create bool) kmsg.MetadataResponseTopic {
+func (s *Server) topicMetadata(name string, create bool) kmsg.MetadataResponseTopic {
 	resp := kmsg.NewMetadataResponseTopic()
 	resp.Topic = &name
-	t, err := c.topics.get(name, create)
+	t, err := s.topics.get(name, create)
 	if err != nil {
 		resp.ErrorCode = errorCode(err)
 		return resp
 	}
-	for i := range t {
+	for i, partition := range t {
 		p := kmsg.NewMetadataResponseTopicPartition()
 		p.Partition = int32(i)
 		p.Leader, p.LeaderEpoch = nodeID, 0
 		p.Replicas, p.ISR = []int32{nodeID}, []int32{nodeID}
+		if partition.offlineReason() != nil {
+			p.OfflineReplicas = []int32{nodeID}
+		}
 		resp.Partitions = append(resp.Partitions, p)
 	}
 	return resp
 }
 
-// advertised is the address clients are told to come to. Without one set, it
-// is the address this client has come to already.
+// advertised returns the address that clients are told. By default it is the one
+// that this client has connected to.
 func (c *conn) advertised() (kmsg.MetadataResponseBroker, error) {
 	broker := kmsg.NewMetadataResponseBroker()
-	addr := c.cfg.Advertise
+	addr := c.server.cfg.Advertise
 	if addr == "" {
 		addr = c.net.LocalAddr().String()
 	}
-	host, port, err := net.SplitHostPort(addr)
-	if err != nil {
-		return broker, err
-	}
-	n, err := strconv.ParseUint(port, 10, 16)
-	broker.NodeID, broker.Host, broker.Port = nodeID, host, int32(n)
+	host, port, err := splitHostPort(addr)
+	broker.NodeID, broker.Host, broker.Port = nodeID, host, int32(port)
 	return broker, err
 }

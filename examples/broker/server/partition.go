@@ -1,52 +1,68 @@
 package server
 
-// This file is all that the broker does with package idempotence while it
-// serves; what it does at start and at the end is in recovery.go. Everything
-// else is there to get batches to append and answers back.
+// This file is what the broker does with package idempotence while it serves.
+// What it does at start and at the end is in recovery.go. The other files get
+// batches to append, and answers back.
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/idempotence-go/idempotence"
 	"github.com/idempotence-go/idempotence/examples/broker/segment"
 )
 
 // A partition is a log and what is remembered of its producers.
+//
+// Its three mutexes are held as follows. order comes first: it is held over the
+// calls of the manager and of the log that are quick, and never while a disk or
+// a client is waited for. saving is held while a snapshot is written; no other
+// mutex is locked inside it. watching is locked last, and nothing inside it.
 type partition struct {
 	cfg       Config
+	topic     string
+	index     int32
 	dir       string
 	producers *idempotence.ProducerStateManager
-	log       *segment.Log
+	log       *segment.Log        // nil if it could not be opened
+	clean     bool                // the log is closed, and was closed in good order
+	waits     *semaphore.Weighted // of all partitions: one for each batch that waits to be judged
 
-	// order is held over Reserve and the hand-over to the writer, so that the
+	// order is held from Reserve until the batch is in the queue, so that the
 	// batches of a producer enter the log in the order in which they were
-	// judged. Nobody waits for a disk under it.
+	// judged.
 	order   sync.Mutex
-	queue   []*pendingAppend // handed over, and not taken by the writer yet
+	queue   []*pendingAppend // handed over, and not yet taken by the writer
 	taken   int              // how many the writer has taken last
 	writing bool             // the writer is running
-	offline error            // set when nothing can be appended any more
+	offline error            // why nothing can be appended, or nil
 
 	snapshots  *idempotence.SnapshotDir
-	saving     sync.Mutex     // held while a snapshot is saved
-	background sync.WaitGroup // the writer, and whoever saves a snapshot
+	saving     sync.Mutex
+	saved      bool           // the newest snapshot has everything; guarded by order
+	background sync.WaitGroup // the writer, and a snapshot being saved
 
-	waitersMu sync.Mutex
-	waiters   map[chan<- struct{}]struct{} // told of each append
+	watching sync.Mutex
+	watchers map[chan<- struct{}]struct{} // told of each append
 }
 
 // A pendingAppend is a batch on its way into the log, or what became of it.
 type pendingAppend struct {
 	segment.Batch
-	producerID  int64
+	producer    idempotence.Batch
 	reservation *idempotence.Reservation
 
-	settled chan struct{} // closed when the rest is set
+	// judged is closed when a batch that had to wait has been judged. It is nil
+	// for one that was judged at once.
+	judged chan struct{}
+
+	settled chan struct{} // closed when the following are set
 	result  idempotence.Result
 	err     error
 }
@@ -57,100 +73,134 @@ func (a *pendingAppend) wait() (idempotence.Result, error) {
 	return a.result, a.err
 }
 
-// settle makes it known what became of the batch.
+// settle makes known what became of the batch.
 func (a *pendingAppend) settle(result idempotence.Result, err error) {
 	a.result, a.err = result, err
 	close(a.settled)
 }
 
+func (a *pendingAppend) isJudged() bool {
+	select {
+	case <-a.judged:
+		return true
+	default:
+		return a.judged == nil
+	}
+}
+
 // begin is the first half of the loop that package idempotence describes for
-// appends that finish later: it has the batch judged and handed over to the
-// log. The second half, which settles the append, is below.
+// appends that finish later. It has a batch judged and handed over to the log,
+// and returns at once. The second half, which settles the append, is below.
 //
-// A batch that cannot be judged yet, most likely since its own first copy is on
-// its way, is waited for and asked about again, until ctx ends. So the batches
-// of one connection are judged one after the other, in the order they came.
-func (p *partition) begin(ctx context.Context, batch idempotence.Batch, records segment.Batch) *pendingAppend {
+// A batch that cannot be judged yet, most likely because its first copy is in
+// flight, waits until it can be, or ctx ends. So does one behind it on the same
+// connection: before is such a batch, or nil.
+func (p *partition) begin(ctx context.Context, batch idempotence.Batch, records segment.Batch, before *pendingAppend) *pendingAppend {
 	if p.cfg.WithoutDeduplication {
 		batch.ProducerID = idempotence.NoProducerID // nothing is known of these
 	}
-	for {
-		a, inFlight := p.reserve(batch, records)
-		if inFlight == nil {
+	a := &pendingAppend{Batch: records, producer: batch, settled: make(chan struct{})}
+	if before == nil || before.isJudged() {
+		before = nil
+		if p.reserve(a) == nil {
 			return a
+		}
+	}
+	if !p.waits.TryAcquire(1) {
+		a.settle(idempotence.Result{}, kerr.RequestTimedOut) // as if its time were up
+		return a
+	}
+	a.judged = make(chan struct{})
+	go p.beginLater(ctx, a, before)
+	return a
+}
+
+// beginLater has a batch judged when it can be.
+func (p *partition) beginLater(ctx context.Context, a, before *pendingAppend) {
+	defer p.waits.Release(1)
+	defer close(a.judged)
+	if before != nil {
+		<-before.judged
+	}
+	for {
+		inFlight := p.reserve(a)
+		if inFlight == nil {
+			return
 		}
 		select {
 		case <-inFlight.Done():
 		case <-ctx.Done():
-			return a // its error makes the producer try again
+			a.settle(idempotence.Result{}, inFlight) // its producer tries again
+			return
 		}
 	}
 }
 
-// reserve has the batch judged once and, if it is to be appended, hands it over.
-// If that has to wait, it also returns for what.
-func (p *partition) reserve(batch idempotence.Batch, records segment.Batch) (*pendingAppend, *idempotence.InFlightError) {
-	a := &pendingAppend{Batch: records, producerID: batch.ProducerID, settled: make(chan struct{})}
+// reserve has the batch judged and, if it is to be appended, hands it over. If
+// it cannot be judged yet, reserve returns what it has to wait for.
+func (p *partition) reserve(a *pendingAppend) *idempotence.InFlightError {
 	p.order.Lock()
 	defer p.order.Unlock()
 	if p.offline != nil {
 		a.settle(idempotence.Result{}, kerr.KafkaStorageError)
-		return a, nil
+		return nil
 	}
 
-	// 1. Reserve. A refusal is the producer's to hear, and a duplicate is
+	// 1. Reserve. A refusal is passed on to the producer. A duplicate is
 	// answered with the offset that its first copy got.
-	reservation, result, err := p.producers.Reserve(batch)
-	if reservation == nil {
+	reservation, result, err := p.producers.Reserve(a.producer)
+	var inFlight *idempotence.InFlightError
+	switch {
+	case errors.As(err, &inFlight):
+		return inFlight
+	case reservation == nil:
 		a.settle(result, err)
-		var inFlight *idempotence.InFlightError
-		errors.As(err, &inFlight)
-		return a, inFlight
+		return nil
 	}
 
-	// 2. Append, which from here on is the writer's business.
+	// 2. Append. The writer does it.
 	a.reservation = reservation
 	p.enqueue(a)
-	return a, nil
+	return nil
 }
 
 // commit settles a group that is in the log, in the order of the log.
 func (p *partition) commit(group []*pendingAppend) {
 	for i, a := range group {
-		// 3. Commit. It cannot be refused, since nobody but the writer ends
-		// reservations. If it were, the log would hold a batch that is not
-		// remembered, and only a restart, which reads the log, would put it
-		// right.
+		// 3. Commit. It cannot fail, since only the writer ends reservations. If
+		// it did, the log would hold a batch that the manager does not know of,
+		// so the partition goes offline. A restart reads the log.
 		base := a.Header.BaseOffset
 		if err := a.reservation.Commit(base); err != nil {
 			p.fail(group[i:], fmt.Errorf("appended at %d but not committed: %w", base, err))
 			return
 		}
-		// 4. Answer, for which somebody waits.
+		// 4. Answer.
 		a.settle(idempotence.Result{Verdict: idempotence.Append, BaseOffset: base}, nil)
 	}
 }
 
-// fail settles a group that is not in the log, and what is queued behind it of
-// the same producers: appended, that would leave a gap. Where the partition can
-// take no more, offline says why, and everything is settled.
+// fail settles a group that is not in the log, and with it all batches in the
+// queue of the same producers: appended, they would leave a gap. If offline is
+// not nil, it is why the partition goes offline, and all batches are settled.
 //
-// It is done under the lock. Otherwise a batch could be judged to follow one
-// that has failed, and be queued when the queue has been gone through.
+// It holds order throughout. Otherwise a batch could be judged to follow one
+// that has failed, and be queued too late to be found here.
 func (p *partition) fail(group []*pendingAppend, offline error) {
 	p.order.Lock()
 	defer p.order.Unlock()
 	if offline != nil {
 		p.offline = offline
-		p.cfg.Log.Error("partition offline", "err", offline)
+		p.cfg.Log.Error("partition offline", "log", p.dir, "err", offline)
 	}
 	failed := make(map[int64]bool)
 	for _, a := range group {
-		failed[a.producerID] = a.producerID != idempotence.NoProducerID
+		id := a.producer.ProducerID
+		failed[id] = id != idempotence.NoProducerID
 	}
 	var others []*pendingAppend
 	for _, a := range p.queue {
-		if failed[a.producerID] || p.offline != nil {
+		if failed[a.producer.ProducerID] || p.offline != nil {
 			group = append(group, a)
 		} else {
 			others = append(others, a)
@@ -160,10 +210,9 @@ func (p *partition) fail(group []*pendingAppend, offline error) {
 	p.abort(group)
 }
 
-// abort ends the reservations of batches that are not in the log, given in the
-// order in which they were made. The first of each producer abandons those
-// behind it. All are answered with what makes a producer try again, and it is as
-// if none of them had been here.
+// abort ends the reservations of batches that are not in the log, in the order
+// in which they were made. Aborting the first of a producer ends the later ones
+// too. All answers make the producer try again.
 func (p *partition) abort(group []*pendingAppend) {
 	for _, a := range group {
 		err := a.reservation.Abort()
@@ -174,23 +223,42 @@ func (p *partition) abort(group []*pendingAppend) {
 	}
 }
 
-// watch has wake told of every append until stop is called.
+// offlineReason returns why nothing can be appended, or nil.
+func (p *partition) offlineReason() error {
+	p.order.Lock()
+	defer p.order.Unlock()
+	return p.offline
+}
+
+// expire forgets the producers that have been idle too long.
+func (p *partition) expire(now time.Time) {
+	n := p.producers.Expire(now)
+	if n == 0 {
+		return
+	}
+	p.order.Lock()
+	p.saved = false
+	p.order.Unlock()
+	p.cfg.Log.Info("producers expired", "log", p.dir, "producers", n)
+}
+
+// watch sends to wake after every append, until stop is called.
 func (p *partition) watch(wake chan<- struct{}) (stop func()) {
-	p.waitersMu.Lock()
-	defer p.waitersMu.Unlock()
-	p.waiters[wake] = struct{}{}
+	p.watching.Lock()
+	defer p.watching.Unlock()
+	p.watchers[wake] = struct{}{}
 	return func() {
-		p.waitersMu.Lock()
-		defer p.waitersMu.Unlock()
-		delete(p.waiters, wake)
+		p.watching.Lock()
+		defer p.watching.Unlock()
+		delete(p.watchers, wake)
 	}
 }
 
-// wakeWaiters never blocks: a waiter whose channel is full is awake already.
-func (p *partition) wakeWaiters() {
-	p.waitersMu.Lock()
-	defer p.waitersMu.Unlock()
-	for wake := range p.waiters {
+// wakeWatchers never blocks: a watcher whose channel is full is awake already.
+func (p *partition) wakeWatchers() {
+	p.watching.Lock()
+	defer p.watching.Unlock()
+	for wake := range p.watchers {
 		select {
 		case wake <- struct{}{}:
 		default:

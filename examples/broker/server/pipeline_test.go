@@ -3,14 +3,18 @@ package server_test
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/idempotence-go/idempotence/examples/broker/segment"
 	"github.com/idempotence-go/idempotence/examples/broker/segment/segmenttest"
 	"github.com/idempotence-go/idempotence/examples/broker/server"
 )
@@ -187,6 +191,7 @@ func TestRetryOutlivesItsFirstCopy(t *testing.T) {
 	}
 	disk.ends(errDisk)
 	disk.does(segmenttest.Truncate, nil)
+	disk.does(segmenttest.Sync, nil)
 	first.wantAnswers(refused(kerr.KafkaStorageError))
 	disk.does(segmenttest.Write, nil)
 	disk.does(segmenttest.Sync, nil)
@@ -224,6 +229,7 @@ func TestFailedAppendTakesItsProducerAlong(t *testing.T) {
 			}
 			disk.ends(errDisk)
 			disk.does(segmenttest.Truncate, nil)
+			disk.does(segmenttest.Sync, nil)
 			a.wantAnswers(refused(kerr.KafkaStorageError), refused(kerr.NotLeaderForPartition), refused(kerr.NotLeaderForPartition))
 
 			disk.arrives(segmenttest.Write)
@@ -348,4 +354,119 @@ func (c *client) closedInTheEnd() bool {
 		}
 	}
 	return false
+}
+
+// startSlowPartition starts a broker with the log of one partition on a slow
+// disk, and all others on a fast one.
+func startSlowPartition(t *testing.T, cfg server.Config, partition string) (*broker, *slowDisk) {
+	t.Helper()
+	d := newSlowDisk(t)
+	slow, fast := &segmenttest.Disk{Before: d.before}, &segmenttest.Disk{}
+	cfg.OpenFile = func(name string, flag int, perm os.FileMode) (segment.File, error) {
+		if filepath.Base(filepath.Dir(name)) == partition {
+			return slow.OpenFile(name, flag, perm)
+		}
+		return fast.OpenFile(name, flag, perm)
+	}
+	b := start(t, cfg)
+	t.Cleanup(d.free)
+	b.dial().create("t")
+	return b, d
+}
+
+// awaitEnd waits until a partition ends at an offset, and returns how long that
+// took.
+func (b *broker) awaitEnd(partition int32, end int64) time.Duration {
+	b.t.Helper()
+	c := b.dial()
+	defer c.nc.Close()
+	begun := time.Now()
+	for c.fetch(fetchRequest("t", partition, 0)).HighWatermark != end {
+		if time.Since(begun) > patience {
+			b.t.Fatalf("partition %d does not get to offset %d", partition, end)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return time.Since(begun)
+}
+
+// A batch that waits for its first copy holds up no other partition: neither in
+// its own request nor in the next one of its connection. What comes behind it
+// for the same partition stays behind it. (B4)
+func TestB4_WaitHoldsUpNoOtherPartition(t *testing.T) {
+	b, disk := startSlowPartition(t, server.Config{}, "t-0")
+	first, c := b.dial(), b.dial()
+	first.send(batchRequest(31, 0))
+	disk.arrives(segmenttest.Write)
+
+	both := batchRequest(31, 0) // a copy of the one in flight
+	both.TimeoutMillis = 30_000
+	both.Topics[0].Partitions = append(both.Topics[0].Partitions,
+		kmsg.ProduceRequestTopicPartition{Partition: 1, Records: segmenttest.Batch(31, 0, 0, "x")})
+	c.send(both)
+	if took := b.awaitEnd(1, 1); took > time.Second {
+		t.Errorf("partition 1 of the same request waited for %v", took)
+	}
+	next := batchRequest(31, 1) // behind the copy
+	next.Topics[0].Partitions = append(next.Topics[0].Partitions,
+		kmsg.ProduceRequestTopicPartition{Partition: 2, Records: segmenttest.Batch(31, 0, 0, "x")})
+	c.send(next)
+	if took := b.awaitEnd(2, 1); took > time.Second {
+		t.Errorf("partition 2 of the next request waited for %v", took)
+	}
+	if !c.silent() {
+		t.Error("the copy was answered before its first copy was written")
+	}
+	disk.ends(nil)
+	disk.free()
+	first.wantAnswers(stored(0))
+	c.wantAnswers(stored(0), stored(1))
+	b.awaitEnd(0, 2)
+}
+
+// A batch that follows one that waits is judged after it: when the first copy
+// fails, the one that waited for it is stored first. (B4)
+func TestB4_OrderOfAConnectionIsKept(t *testing.T) {
+	b, disk := startSlowPartition(t, server.Config{}, "t-0")
+	first, c := b.dial(), b.dial()
+	first.send(batchRequest(31, 0))
+	disk.arrives(segmenttest.Write)
+	for seq := range int32(4) { // a copy of the one in flight, and what follows it
+		c.send(batchRequest(31, seq))
+	}
+	if !c.silent() {
+		t.Error("the copy was answered before its first copy was written")
+	}
+	disk.ends(errDisk)
+	disk.free()
+	first.wantAnswers(refused(kerr.KafkaStorageError))
+	c.wantAnswers(stored(0), stored(1), stored(2), stored(3))
+}
+
+// While the disk takes its time over a new topic, others are served. (B4)
+func TestB4_CreatingATopicHoldsUpNoOther(t *testing.T) {
+	var creating atomic.Bool
+	arrived, proceed := make(chan struct{}), make(chan struct{})
+	b := start(t, server.Config{OpenFile: func(name string, flag int, perm os.FileMode) (segment.File, error) {
+		if creating.CompareAndSwap(true, false) {
+			close(arrived)
+			<-proceed
+		}
+		return os.OpenFile(name, flag, perm)
+	}})
+	c := b.dial()
+	c.create("t")
+	creating.Store(true)
+	created := make(chan int16)
+	go func() { created <- b.dial().create("slow") }()
+	<-arrived
+	begun := time.Now()
+	wantAnswer(t, "another topic", c.batch(31, 0, 0, 1), stored(0))
+	if took := time.Since(begun); took > time.Second {
+		t.Errorf("another topic waited for %v", took)
+	}
+	close(proceed)
+	if code := <-created; code != 0 {
+		t.Errorf("creating the topic: code %d", code)
+	}
 }

@@ -37,15 +37,17 @@ type submission struct {
 // produce hands the batches of a request over to their partitions. The answer,
 // in which each has its own, is there when all of them have settled.
 func (c *conn) produce(req *kmsg.ProduceRequest) (answer func() (kmsg.Response, error)) {
-	ctx, cancel := context.WithTimeout(c.closing, patience(req))
-	defer cancel()
+	ctx, cancel := context.WithTimeout(c.server.closing, patience(req))
 	var sent []submission
 	for _, t := range req.Topics {
 		for _, p := range t.Partitions {
 			sent = append(sent, c.submit(ctx, req, t.Topic, p))
 		}
 	}
-	return func() (kmsg.Response, error) { return c.answerProduce(req, sent) }
+	return func() (kmsg.Response, error) {
+		defer cancel()
+		return c.answerProduce(req, sent)
+	}
 }
 
 // patience is how long a batch of the request may wait for its turn to be
@@ -59,13 +61,18 @@ func (c *conn) submit(ctx context.Context, req *kmsg.ProduceRequest, topic strin
 	// Everything about the batch itself comes before the question of whether
 	// it was here before: a damaged retry is a damaged batch.
 	var h idempotence.BatchHeader
-	if s.batch, h, s.refusal = c.validate(req, sent.Records); s.refusal != nil {
+	if s.batch, h, s.refusal = c.server.validate(req, sent.Records); s.refusal != nil {
 		return s
 	}
-	if s.partition, s.refusal = c.topics.partition(topic, sent.Partition); s.refusal != nil {
+	if s.partition, s.refusal = c.server.topics.partition(topic, sent.Partition); s.refusal != nil {
 		return s
 	}
-	s.append = s.partition.begin(ctx, s.batch, segment.Batch{Header: h, Bytes: sent.Records})
+	s.append = s.partition.begin(ctx, s.batch, segment.Batch{Header: h, Bytes: sent.Records}, c.waiting[s.partition])
+	if s.append.isJudged() {
+		delete(c.waiting, s.partition)
+	} else {
+		c.waiting[s.partition] = s.append
+	}
 	return s
 }
 
@@ -100,7 +107,7 @@ func (c *conn) answerBatch(s submission) kmsg.ProduceResponseTopicPartition {
 		return refuse(resp, s.refusal)
 	}
 	result, err := s.append.wait()
-	c.cfg.Observe(Event{s.topic, s.index, s.batch, result, err})
+	c.server.cfg.Observe(Event{s.topic, s.index, s.batch, result, err})
 	if err != nil {
 		return refuse(resp, err)
 	}
@@ -126,14 +133,14 @@ func errorCode(err error) int16 {
 
 // validate holds a batch to what Kafka demands of the batches that producers
 // send. It does not look at the records, which may be compressed.
-func (c *conn) validate(req *kmsg.ProduceRequest, p []byte) (b idempotence.Batch, h idempotence.BatchHeader, err error) {
+func (s *Server) validate(req *kmsg.ProduceRequest, p []byte) (b idempotence.Batch, h idempotence.BatchHeader, err error) {
 	switch {
 	case req.Acks < -1 || req.Acks > 1:
 		return b, h, fmt.Errorf("%w: acks %d", kerr.InvalidRequiredAcks, req.Acks)
 	case len(p) == 0:
 		return b, h, fmt.Errorf("%w: no batch", kerr.InvalidRecord)
-	case len(p) > c.cfg.MaxBatchBytes:
-		return b, h, fmt.Errorf("%w: %d bytes, at most %d", kerr.MessageTooLarge, len(p), c.cfg.MaxBatchBytes)
+	case len(p) > s.cfg.MaxBatchBytes:
+		return b, h, fmt.Errorf("%w: %d bytes, at most %d", kerr.MessageTooLarge, len(p), s.cfg.MaxBatchBytes)
 	}
 	if b, h, err = idempotence.ParseBatch(p); err != nil {
 		return b, h, err

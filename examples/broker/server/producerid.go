@@ -1,11 +1,11 @@
 package server
 
-// This file is InitProducerID: ids that no two producers ever share.
+// This file is InitProducerID: producer ids that are handed out only once.
 
 import (
 	"errors"
 	"fmt"
-	"io/fs"
+	"log/slog"
 	"math"
 	"os"
 	"strconv"
@@ -18,43 +18,64 @@ import (
 	"github.com/idempotence-go/idempotence/examples/broker/durable"
 )
 
-// producerIDBlock is how many ids are reserved on disk at a time; a restart
-// loses what is left of the block.
-const producerIDBlock = 1000
+const (
+	// producerIDBlock is how many ids are reserved on disk at a time. A restart
+	// loses the rest of the block.
+	producerIDBlock = 1000
 
-// producerIDs hands out producer ids, none of them twice. The file at path
-// holds the first id that has not been reserved, and is always moved on before
-// an id from the block is handed out.
+	// firstMadeUpID and all ids above it were made up by a client: counting from
+	// 0, the broker does not get there. They are not counted on from, so no client
+	// can use up the supply.
+	firstMadeUpID = 1 << 62
+
+	// lostIDs is how many ids are left out when the file that reserves them is
+	// lost: more than were handed out without being seen in a log.
+	lostIDs = 1_000_000
+)
+
+// producerIDs hands out producer ids. The file at path has the first id that is
+// not reserved. It is written before an id of a new block is handed out.
 type producerIDs struct {
 	path string
 
 	mu       sync.Mutex
 	next     int64
-	reserved int64 // next may go up to here, this one excluded
+	reserved int64 // the end of the block that next is in
 }
 
 var errNoProducerIDs = errors.New("no producer ids left")
 
-// openProducerIDs continues after the ids reserved in the file at path, which
-// may be missing, and after highest, the highest id that the logs and snapshots
-// have seen: whoever bears that one must not get a double, whether it was
-// handed out here or not.
-func openProducerIDs(path string, highest int64) (*producerIDs, error) {
-	var reserved int64
-	text, err := os.ReadFile(path)
-	if err == nil {
-		reserved, err = strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
-	} else if errors.Is(err, fs.ErrNotExist) {
-		err = nil
+// openProducerIDs continues behind the ids reserved in the file at path, and
+// behind highest, the highest id that any log or snapshot has seen: it may come
+// from another broker, or from a time before the file was lost.
+func openProducerIDs(path string, highest int64, log *slog.Logger) *producerIDs {
+	next := int64(firstMadeUpID)
+	if highest < firstMadeUpID {
+		next = highest + 1
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+	reserved, err := readProducerIDs(path)
+	switch {
+	case err == nil && next == firstMadeUpID:
+		next = reserved
+	case err == nil:
+		next = max(next, reserved)
+	case next > 0 || !errors.Is(err, os.ErrNotExist):
+		next = min(next+lostIDs, firstMadeUpID)
+		log.Error("producer ids lost", "continuing with", next, "err", err)
 	}
-	next := max(reserved, min(highest, math.MaxInt64-1)+1)
-	return &producerIDs{path: path, next: next, reserved: next}, nil
+	return &producerIDs{path: path, next: next, reserved: next}
 }
 
-// take returns an id that nobody has had.
+func readProducerIDs(path string) (int64, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	reserved, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 63)
+	return int64(reserved), err
+}
+
+// take returns an id that was not handed out before.
 func (ids *producerIDs) take() (int64, error) {
 	ids.mu.Lock()
 	defer ids.mu.Unlock()
@@ -73,33 +94,33 @@ func (ids *producerIDs) take() (int64, error) {
 	return id, nil
 }
 
-// initProducerID gives a fresh id at epoch 0 to whoever asks, as Kafka does for
-// producers without a transactional id; one that names the id and epoch it has
-// had gets a fresh one too.
-func (c *conn) initProducerID(req *kmsg.InitProducerIDRequest) *kmsg.InitProducerIDResponse {
+// initProducerID gives every producer a fresh id at epoch 0, as Kafka does for
+// producers without a transactional id. A producer that names the id and epoch
+// it has had gets a fresh id too.
+func (s *Server) initProducerID(req *kmsg.InitProducerIDRequest) *kmsg.InitProducerIDResponse {
 	resp := kmsg.NewPtrInitProducerIDResponse()
 	resp.ProducerEpoch = -1
 	if req.TransactionalID != nil {
-		resp.ErrorCode = kerr.InvalidRequest.Code // no transactions here
+		resp.ErrorCode = kerr.InvalidRequest.Code // there are no transactions
 		return resp
 	}
-	id, err := c.freshProducerID()
+	id, err := s.freshProducerID()
 	if err != nil {
-		c.cfg.Log.Error("no producer id", "err", err)
-		resp.ErrorCode = kerr.CoordinatorNotAvailable.Code // may be asked again
+		s.cfg.repeated.Error("no producer id", "err", err)
+		resp.ErrorCode = kerr.CoordinatorNotAvailable.Code // clients retry it
 		return resp
 	}
 	resp.ProducerID, resp.ProducerEpoch = id, 0
 	return resp
 }
 
-// freshProducerID takes ids until it has one that no partition knows. Nobody
-// keeps a client from producing under an id that was never handed out; whoever got
-// it afterwards would have its first batches taken for retries of that client's.
-func (c *conn) freshProducerID() (int64, error) {
+// freshProducerID takes ids until it has one that no partition remembers. A
+// client may have used an id that was never handed out. The first batches of the
+// next producer with that id would be taken for retries.
+func (s *Server) freshProducerID() (int64, error) {
 	for {
-		id, err := c.producerIDs.take()
-		if err != nil || !c.topics.knowProducer(id) {
+		id, err := s.producerIDs.take()
+		if err != nil || !s.topics.knowProducer(id) {
 			return id, err
 		}
 	}

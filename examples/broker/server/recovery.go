@@ -1,7 +1,7 @@
 package server
 
-// This file is how a partition outlives the broker: what is remembered of the
-// producers is saved now and then, and brought up to date from the log at start.
+// This file is how the state of the producers survives the broker. It is saved
+// now and then, and at start it is brought up to date from the log.
 
 import (
 	"crypto/sha256"
@@ -9,71 +9,89 @@ import (
 	"fmt"
 
 	"github.com/idempotence-go/idempotence"
-	"github.com/idempotence-go/idempotence/examples/broker/durable"
 	"github.com/idempotence-go/idempotence/examples/broker/segment"
 )
 
-// openPartition opens the log and its snapshots, which share a directory, and
-// recovers what was known of the producers, so that a retry of a batch from
-// before the restart is recognised.
-func openPartition(cfg Config, topic string, i int32) (_ *partition, err error) {
-	p := &partition{
-		cfg: cfg,
-		dir: dirOf(cfg, topic, i),
-		producers: idempotence.New(idempotence.Config{
-			Expiration:   cfg.ExpireAfter,
-			MaxProducers: cfg.MaxProducers,
-			LogID:        logID(topic, i),
-		}),
-		waiters: make(map[chan<- struct{}]struct{}),
+// open opens the log and the snapshots, which are in the same directory, and
+// recovers the producers, so that a retry of a batch from before the restart is
+// recognised.
+func (p *partition) open() error {
+	p.clean = wasClosedCleanly(p.dir)
+	if err := p.openLog(); err != nil {
+		return err
 	}
-	p.log, err = segment.Open(p.dir, segment.Options{NoSync: cfg.NoSync, OpenFile: cfg.OpenFile})
+	var err error
+	if p.snapshots, err = idempotence.OpenSnapshotDir(p.dir, 0); err == nil {
+		err = p.recover()
+	}
 	if err != nil {
-		return nil, err
+		err = errors.Join(err, p.close(false))
+		p.log = nil
+		return err
 	}
-	if p.snapshots, err = idempotence.OpenSnapshotDir(p.dir, 0); err != nil {
-		return nil, errors.Join(err, p.log.Close())
-	}
-	if err := errors.Join(p.recover(), durable.SyncDir(cfg.Dir)); err != nil {
-		return nil, errors.Join(err, p.close(false))
-	}
-	return p, nil
+	p.clean = false
+	return nil
 }
 
-// logID keeps a partition from taking the snapshots of another one for its own,
-// should files be put into the wrong directory.
-func logID(topic string, i int32) (id [16]byte) {
+func (p *partition) openLog() error {
+	log, err := segment.Open(p.dir, segment.Options{NoSync: p.cfg.NoSync, Clean: p.clean, OpenFile: p.cfg.OpenFile})
+	if err != nil {
+		return err
+	}
+	p.log = log
+	if cut := log.Cut(); cut != nil {
+		p.cfg.Log.Error("log cut after an unclean stop", "log", p.dir, "segment", cut.File, "at", cut.Position,
+			"bytes", cut.Bytes, "end", cut.Offset, "err", cut.Err)
+	}
+	return nil
+}
+
+// LogID returns the identity of a partition's log, which its snapshots bear. It
+// keeps a partition from loading a snapshot of another one, if files were put
+// into the wrong directory.
+func LogID(topic string, i int32) (id [16]byte) {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s-%d", topic, i))
 	copy(id[:], sum[:])
 	return id
 }
 
-// recover loads the newest good snapshot and replays the log from there on.
+// recover recovers the producers. If that took more than the newest segment, it
+// saves a snapshot, so that the next recovery does not take as long.
 func (p *partition) recover() error {
-	// What is past the end of the log is of records that a crash has lost, and
-	// would pass for a snapshot of what takes their offsets.
-	end := p.log.End()
-	if err := p.snapshots.DropAfter(end); err != nil {
-		return err
-	}
-	loaded, err := p.snapshots.Load(p.producers, end)
+	found, err := recoverProducers(p.producers, p.log, p.snapshots)
 	if err != nil {
-		// Nothing was loaded. The log is all here, and tells everything.
-		p.cfg.Log.Warn("no snapshot could be read", "log", p.dir, "err", err)
-	}
-	for _, err := range loaded.PassedOver {
-		p.cfg.Log.Warn("snapshot passed over", "log", p.dir, "err", err)
-	}
-	if err := p.log.Replay(loaded.EndOffset, p.producers.ReplayLog); err != nil {
 		return err
 	}
-	p.cfg.Log.Info("recovered", "log", p.dir, "snapshot", loaded.EndOffset, "end", end, "producers", p.producers.Len())
+	for _, err := range found.PassedOver {
+		p.cfg.Log.Warn("snapshot not loaded", "log", p.dir, "err", err)
+	}
+	end := p.log.End()
+	p.cfg.Log.Info("recovered", "log", p.dir, "snapshot", found.EndOffset, "end", end, "producers", p.producers.Len())
+	replayed := end > max(found.EndOffset, p.log.Start())
+	if replayed && (!found.Found || found.EndOffset < p.log.ActiveBase()) {
+		p.save()
+	}
+	p.saved = p.saved || !replayed
 	return nil
 }
 
-// saveInBackground saves a snapshot of this moment, without anybody waiting for
-// it. While the one before is still being saved there is none; the next roll
-// will do.
+// recoverProducers loads the newest good snapshot of a log, and replays the log
+// from there on. If no snapshot could be read it replays the whole log.
+func recoverProducers(m *idempotence.ProducerStateManager, log *segment.Log, snapshots *idempotence.SnapshotDir) (idempotence.LoadResult, error) {
+	// Snapshots past the end of the log are of records that a crash has lost.
+	// They must not be there when other records get those offsets.
+	if err := snapshots.DropAfter(log.End()); err != nil {
+		return idempotence.LoadResult{}, err
+	}
+	found, err := snapshots.Load(m, log.End())
+	if err != nil {
+		found.PassedOver = append(found.PassedOver, err)
+	}
+	return found, log.Replay(found.EndOffset, m.ReplayLog)
+}
+
+// saveInBackground saves a snapshot of this moment while the broker goes on. If
+// one is still being saved, there is none until the next roll.
 func (p *partition) saveInBackground() {
 	if p.cfg.WithoutDeduplication || !p.saving.TryLock() {
 		return
@@ -82,29 +100,47 @@ func (p *partition) saveInBackground() {
 	p.background.Go(func() {
 		defer p.saving.Unlock()
 		if err := p.snapshots.Save(s); err != nil {
-			p.cfg.Log.Warn("snapshot not saved", "log", p.dir, "err", err)
+			p.cfg.repeated.Warn("snapshot not saved", "log", p.dir, "err", err)
 		}
 	})
 }
 
-// close waits for appends under way and closes the files; with a clean end, the
-// log is synced and a snapshot saved, so that the next start need read nothing.
-func (p *partition) close(clean bool) error {
-	p.background.Wait()
-	var err error
-	if clean {
-		err = p.finish()
+// save saves a snapshot while nothing is appended.
+func (p *partition) save() {
+	if err := p.snapshots.Save(p.producers.Snapshot()); err != nil {
+		p.cfg.repeated.Warn("snapshot not saved", "log", p.dir, "err", err)
+		return
 	}
-	return errors.Join(err, p.log.Close(), p.snapshots.Close())
+	p.saved = true
 }
 
-// finish saves what there is to save. Without deduplication that is nothing: the
-// manager does not know what is in the log, and must learn it from there.
+// close waits for the writer and closes the files. With inOrder it first syncs
+// the log and saves a snapshot, so that the next start has nothing to replay.
+func (p *partition) close(inOrder bool) error {
+	p.background.Wait()
+	if p.log == nil {
+		return nil
+	}
+	var err error
+	if inOrder && p.offline == nil {
+		err = p.finish()
+		p.clean = err == nil
+	}
+	err = errors.Join(err, p.log.Close())
+	if p.snapshots != nil {
+		err = errors.Join(err, p.snapshots.Close())
+	}
+	return err
+}
+
+// finish syncs the log and saves a snapshot. Without deduplication there is
+// none: the manager does not know what is in the log and must learn it from
+// there.
 func (p *partition) finish() error {
 	if err := p.log.Sync(); err != nil {
 		return err
 	}
-	if p.cfg.WithoutDeduplication || p.offline != nil {
+	if p.cfg.WithoutDeduplication || p.saved {
 		return nil
 	}
 	return p.snapshots.Save(p.producers.Snapshot())

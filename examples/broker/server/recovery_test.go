@@ -15,6 +15,12 @@ import (
 	"github.com/idempotence-go/idempotence/examples/broker/segment/segmenttest"
 )
 
+// openPartition opens partition 0 of topic "t".
+func openPartition(cfg Config) (*partition, error) {
+	p := newPartition(cfg, "t", 0)
+	return p, p.open()
+}
+
 // produceTo appends a batch of n records to the partition, or has it refused.
 func produceTo(t *testing.T, p *partition, pid int64, epoch int16, seq int32, n int) {
 	t.Helper()
@@ -23,7 +29,7 @@ func produceTo(t *testing.T, p *partition, pid int64, epoch int16, seq int32, n 
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.begin(context.Background(), batch, segment.Batch{Header: h, Bytes: records}).wait()
+	p.begin(context.Background(), batch, segment.Batch{Header: h, Bytes: records}, nil).wait()
 }
 
 // Whatever moment the broker dies at, and whichever of its files is damaged in
@@ -35,7 +41,7 @@ func TestRecoveryEqualsRebuild(t *testing.T) {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	root := t.TempDir()
 	cfg := Config{Dir: root, SegmentBytes: 1500, ExpireAfter: -1}.withDefaults()
-	p, err := openPartition(cfg, "t", 0)
+	p, err := openPartition(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,17 +68,17 @@ func TestRecoveryEqualsRebuild(t *testing.T) {
 			if err := p.close(true); err != nil {
 				t.Fatal(err)
 			}
-			if p, err = openPartition(cfg, "t", 0); err != nil {
+			if p, err = openPartition(cfg); err != nil {
 				t.Fatal(err)
 			}
 		}
 		p.background.Wait()
 		copied := cfg
 		copied.Dir = filepath.Join(root, fmt.Sprintf("crash-%d", crash))
-		if err := os.CopyFS(dirOf(copied, "t", 0), os.DirFS(p.dir)); err != nil {
+		if err := os.CopyFS(filepath.Join(copied.Dir, "t-0"), os.DirFS(p.dir)); err != nil {
 			t.Fatal(err)
 		}
-		damage(t, rng, dirOf(copied, "t", 0))
+		damage(t, rng, filepath.Join(copied.Dir, "t-0"))
 		if recoversLikeRebuild(t, copied) {
 			fromSnapshot++
 		}
@@ -117,7 +123,7 @@ func damage(t *testing.T, rng *rand.Rand, dir string) {
 // to begin with.
 func recoversLikeRebuild(t *testing.T, cfg Config) bool {
 	t.Helper()
-	p, err := openPartition(cfg, "t", 0)
+	p, err := openPartition(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +158,7 @@ func recoversLikeRebuild(t *testing.T, cfg Config) bool {
 // (LOCK-IO)
 func TestSavingHoldsUpNobody(t *testing.T) {
 	cfg := Config{Dir: t.TempDir(), SegmentBytes: 100}.withDefaults()
-	p, err := openPartition(cfg, "t", 0)
+	p, err := openPartition(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +187,7 @@ func TestSavingHoldsUpNobody(t *testing.T) {
 // must not be saved as if it did.
 func TestNoSnapshotWithoutDeduplication(t *testing.T) {
 	cfg := Config{Dir: t.TempDir(), SegmentBytes: 100, WithoutDeduplication: true}.withDefaults()
-	p, err := openPartition(cfg, "t", 0)
+	p, err := openPartition(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/idempotence-go/idempotence/examples/broker/segment"
 	"github.com/idempotence-go/idempotence/examples/broker/segment/segmenttest"
 	"github.com/idempotence-go/idempotence/examples/broker/server"
 )
@@ -94,9 +95,7 @@ func TestRestartOverLogWithDuplicates(t *testing.T) {
 // it was to have is known from the last one, which is made first.
 func TestRestartWithHalfATopic(t *testing.T) {
 	cfg := server.Config{Dir: t.TempDir(), Partitions: 4}
-	if err := os.MkdirAll(filepath.Join(cfg.Dir, "t-3"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	makeLog(t, filepath.Join(cfg.Dir, "t-3"))
 	cfg.Partitions = 2 // for topics to come
 	c := start(t, cfg).dial()
 	req := kmsg.NewPtrMetadataRequest()
@@ -104,6 +103,18 @@ func TestRestartWithHalfATopic(t *testing.T) {
 	topics := ask[*kmsg.MetadataResponse](c, req).Topics
 	if len(topics) != 1 || len(topics[0].Partitions) != 4 {
 		t.Errorf("topics %+v, want one with 4 partitions", topics)
+	}
+}
+
+// makeLog makes an empty log.
+func makeLog(t *testing.T, dir string) {
+	t.Helper()
+	l, err := segment.Open(dir, segment.Options{})
+	if err == nil {
+		err = l.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -150,8 +161,8 @@ func TestProducerIDs(t *testing.T) {
 	if err := os.Remove(filepath.Join(cfg.Dir, "producer-ids")); err != nil {
 		t.Fatal(err)
 	}
-	if id, _ := start(t, cfg).dial().initProducerID(); id != 50_001 {
-		t.Errorf("handed out id %d after one of 50000 was seen, want 50001", id)
+	if id, _ := start(t, cfg).dial().initProducerID(); id != 1_050_001 {
+		t.Errorf("handed out id %d after one of 50000 was seen and the file was lost, want 1050001", id)
 	}
 }
 

@@ -1,10 +1,11 @@
-// Package server is a single-node Kafka broker around package idempotence:
-// one log and one ProducerStateManager a partition. See partition.go, which is
-// where the library is used: a batch is judged and takes its place under a lock,
-// gets to disk without one, together with others, and is remembered then.
+// Package server is a single-node Kafka broker around package idempotence. Each
+// partition is a log and a ProducerStateManager. A batch is judged and queued
+// under a lock, is written and synced without it, together with others, and is
+// then committed. The file partition.go has these steps.
 //
-// It serves idempotent producers and plain partition consumers. Transactions,
-// consumer groups, replication, authentication and retention are not here.
+// The broker serves idempotent producers and consumers of single partitions. It
+// has no transactions, consumer groups, replication, authentication or
+// retention.
 package server
 
 import (
@@ -18,117 +19,27 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/semaphore"
-
-	"github.com/idempotence-go/idempotence"
-	"github.com/idempotence-go/idempotence/examples/broker/segment"
+	"github.com/idempotence-go/idempotence/examples/broker/durable"
 )
 
-// Config is how a broker is set up. Zero values mean the default given with
-// each field.
-type Config struct {
-	Dir       string // where topics and producer ids are kept; required
-	Advertise string // host:port told to clients; default: where they connected to
-
-	Partitions    int32 // of a topic created on first use; default 3
-	MaxPartitions int   // of all topics together; default 3000
-	SegmentBytes  int64 // size at which a segment is rolled; default 128 MiB
-	MaxBatchBytes int   // largest record batch; default 1 MiB and a little, as in Kafka
-
-	MaxConnections  int   // more are closed at once; default 1000
-	MaxRequestBytes int   // largest Produce request; default 8 MiB
-	RequestMemory   int64 // for requests being read and served; default 64 MiB
-	FetchMemory     int64 // for Fetch answers on their way; default 64 MiB
-
-	// NoSync leaves it to the operating system when an append gets to disk: what
-	// is acknowledged outlives the broker, but perhaps not a loss of power. By
-	// default nothing is acknowledged before it is on disk.
-	NoSync bool
-
-	// ExpireAfter is how long a producer may be idle before a partition forgets
-	// it; default 24 hours, negative: never. MaxProducers is the most that a
-	// partition remembers; default: no limit.
-	ExpireAfter  time.Duration
-	MaxProducers int
-
-	// OpenFile opens the segments of logs; default os.OpenFile. Tests open files
-	// with it that fail.
-	OpenFile func(name string, flag int, perm os.FileMode) (segment.File, error)
-
-	// WithoutDeduplication appends whatever comes, to show what happens then.
-	WithoutDeduplication bool
-
-	// Observe is called with the verdict on each batch: after it was appended
-	// and committed, or recognised, or refused, and before the producer is
-	// answered. It is called concurrently, without any lock.
-	Observe func(Event)
-
-	Log *slog.Logger // default: nothing is logged
-}
-
-// An Event is one batch and what became of it.
-type Event struct {
-	Topic     string
-	Partition int32
-	Batch     idempotence.Batch
-	Result    idempotence.Result // with the batch's offset also when appended
-	Err       error              // the refusal, if it was refused
-}
-
-func (cfg Config) withDefaults() Config {
-	setDefault(&cfg.Partitions, 3)
-	setDefault(&cfg.MaxPartitions, 3000)
-	setDefault(&cfg.SegmentBytes, 128<<20)
-	setDefault(&cfg.MaxBatchBytes, 1<<20+12)
-	setDefault(&cfg.MaxConnections, 1000)
-	setDefault(&cfg.MaxRequestBytes, 8<<20)
-	setDefault(&cfg.RequestMemory, 64<<20)
-	setDefault(&cfg.FetchMemory, 64<<20)
-	setDefault(&cfg.ExpireAfter, idempotence.DefaultExpiration)
-	if cfg.Observe == nil {
-		cfg.Observe = func(Event) {}
-	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
-	return cfg
-}
-
-// check finds limits that contradict each other: a request or an answer that
-// is allowed must fit into the memory for it.
-func (cfg Config) check() error {
-	switch {
-	case cfg.Dir == "":
-		return errors.New("config: no data directory")
-	case cfg.Partitions < 1 || int(cfg.Partitions) > cfg.MaxPartitions:
-		return fmt.Errorf("config: %d partitions a topic, 1 to %d are possible", cfg.Partitions, cfg.MaxPartitions)
-	case cfg.MaxBatchBytes > cfg.MaxRequestBytes:
-		return fmt.Errorf("config: a batch of %d bytes does not fit into a request of %d", cfg.MaxBatchBytes, cfg.MaxRequestBytes)
-	case cfg.RequestMemory < int64(max(cfg.MaxRequestBytes, maxSmallRequest*smallRequestRatio)):
-		return fmt.Errorf("config: request memory of %d bytes is less than one request may take", cfg.RequestMemory)
-	case cfg.FetchMemory < int64(2*(maxFetchBytes+cfg.MaxBatchBytes)):
-		return fmt.Errorf("config: fetch memory of %d bytes is less than one answer may take", cfg.FetchMemory)
-	}
-	return nil
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
-}
+// Files of a data directory.
+const (
+	lockName        = "lock"
+	producerIDsName = "producer-ids"
+)
 
 // A Server is one broker. Its methods may be called concurrently.
 type Server struct {
-	cfg           Config
-	lock          *os.File
-	topics        *topics
-	producerIDs   *producerIDs
-	requestMemory *semaphore.Weighted
-	fetchMemory   *semaphore.Weighted
+	cfg         Config
+	quiet       *quietHandler // of cfg.repeated
+	lock        *os.File
+	topics      *topics
+	producerIDs *producerIDs
 
-	// closing ends with Shutdown; requests that wait for something give up.
+	smallRequests, largeRequests, fetchAnswers *pool
+
+	// closing ends when Shutdown begins. What waits for something else waits for
+	// this too.
 	closing context.Context
 	close   context.CancelFunc
 
@@ -140,42 +51,79 @@ type Server struct {
 }
 
 // Open opens the data directory, which no other broker may have open, and
-// rebuilds the state of every producer from the logs in it.
+// recovers the producers of each partition from its log. A partition that cannot
+// be recovered is offline: see [Server.Offline].
 func Open(cfg Config) (_ *Server, err error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(cfg.Dir, 0o755); err != nil {
-		return nil, err
-	}
 	s := &Server{
-		cfg:           cfg,
-		requestMemory: semaphore.NewWeighted(cfg.RequestMemory),
-		fetchMemory:   semaphore.NewWeighted(cfg.FetchMemory),
+		quiet:         newQuietHandler(cfg.Log.Handler(), quietInterval),
+		smallRequests: newPool(cfg.RequestMemory / smallShare),
+		largeRequests: newPool(cfg.RequestMemory - cfg.RequestMemory/smallShare),
+		fetchAnswers:  newPool(cfg.FetchMemory),
 		listeners:     make(map[net.Listener]struct{}),
 		conns:         make(map[net.Conn]struct{}),
 	}
+	cfg.repeated = slog.New(s.quiet)
+	s.cfg = cfg
 	s.closing, s.close = context.WithCancel(context.Background())
-
-	if s.lock, err = lockFile(filepath.Join(cfg.Dir, "lock")); err != nil {
-		return nil, fmt.Errorf("data directory %s: %w", cfg.Dir, err)
-	}
-	if s.topics, err = openTopics(cfg); err != nil {
-		return nil, errors.Join(err, s.lock.Close())
-	}
-	s.producerIDs, err = openProducerIDs(filepath.Join(cfg.Dir, "producer-ids"), s.topics.maxProducerID())
-	if err != nil {
-		return nil, errors.Join(err, s.topics.close(false), s.lock.Close())
+	if err := s.openDir(); err != nil {
+		return nil, err
 	}
 	s.expiring.Go(s.expire)
 	return s, nil
 }
 
-// Producers are forgotten at most one interval late.
+// openDir opens what is in the data directory.
+func (s *Server) openDir() (err error) {
+	if err := durable.MkdirAll(s.cfg.Dir); err != nil {
+		return err
+	}
+	if s.lock, err = lockFile(filepath.Join(s.cfg.Dir, lockName)); err != nil {
+		return fmt.Errorf("data directory %s: %w", s.cfg.Dir, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.lock.Close())
+		}
+	}()
+	if s.topics, err = openTopics(s.cfg); err != nil {
+		return err
+	}
+	if err := writeCleanStop(s.cfg.Dir, s.topics.all()); err != nil {
+		return errors.Join(err, s.topics.close(alreadyEnded()))
+	}
+	s.producerIDs = openProducerIDs(filepath.Join(s.cfg.Dir, producerIDsName), s.topics.maxProducerID(), s.cfg.Log)
+	return nil
+}
+
+// An OfflinePartition is one that is not served. Requests for it are answered
+// with KAFKA_STORAGE_ERROR, which clients retry.
+type OfflinePartition struct {
+	Topic     string
+	Partition int32
+	Err       error // why
+}
+
+// Offline returns the partitions that are offline, in no particular order: those
+// whose log was damaged when the broker started, and those whose log could not
+// be restored after a failed append.
+func (s *Server) Offline() []OfflinePartition {
+	var offline []OfflinePartition
+	for _, p := range s.topics.all() {
+		if err := p.offlineReason(); err != nil {
+			offline = append(offline, OfflinePartition{p.topic, p.index, err})
+		}
+	}
+	return offline
+}
+
+// maxExpireInterval is how late producers may be forgotten.
 const maxExpireInterval = time.Minute
 
-// expire has producers forgotten until Shutdown.
+// expire has idle producers forgotten until Shutdown.
 func (s *Server) expire() {
 	ticker := time.NewTicker(expireInterval(s.cfg.ExpireAfter))
 	defer ticker.Stop()
@@ -189,8 +137,8 @@ func (s *Server) expire() {
 	}
 }
 
-// expireInterval is short against the time that producers may be idle. Where
-// they are never forgotten it still tells when they were active.
+// expireInterval is short compared with the time that producers may be idle. If
+// they are never forgotten, expiry still records when they were active.
 func expireInterval(after time.Duration) time.Duration {
 	if after < 0 {
 		return maxExpireInterval
@@ -213,11 +161,11 @@ func (s *Server) Serve(ln net.Listener) error {
 		case errors.Is(err, net.ErrClosed):
 			return err
 		case err != nil:
-			// Most likely out of file descriptors, which passes.
-			s.cfg.Log.Warn("accept failed", "err", err)
+			// Most likely there are no file descriptors left, for now.
+			s.cfg.repeated.Warn("accept failed", "err", err)
 			time.Sleep(50 * time.Millisecond)
 		case !s.admit(nc):
-			s.cfg.Log.Warn("too many connections", "refused", nc.RemoteAddr())
+			s.cfg.repeated.Warn("too many connections", "refused", nc.RemoteAddr())
 			nc.Close()
 		default:
 			go s.serveConn(nc)
@@ -226,7 +174,7 @@ func (s *Server) Serve(ln net.Listener) error {
 	return nil
 }
 
-// admit takes the connection on, unless there are too many or it is too late.
+// admit registers a connection, unless there are too many or it is too late.
 func (s *Server) admit(nc net.Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -246,17 +194,17 @@ func (s *Server) dismiss(nc net.Conn) {
 	s.serving.Done()
 }
 
-// Shutdown stops accepting, lets requests that have arrived be answered, and
-// closes the logs, synced and with a snapshot of their producers. Once ctx ends
-// it waits for nothing but the appends that are under way; a ctx that has ended
-// already makes it an abrupt stop.
+// Shutdown stops accepting connections, lets requests that have arrived be
+// answered, and closes the logs, synced and with a snapshot of their producers.
+// When ctx ends it waits only for the appends in progress. With a ctx that has
+// ended already the stop is an unclean one.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.mu.Lock()
 	s.close()
 	for ln := range s.listeners {
 		ln.Close()
 	}
-	// Wakes the connections that wait for their client's next request.
+	// This wakes the connections that wait for their client's next request.
 	for nc := range s.conns {
 		nc.SetReadDeadline(time.Now())
 	}
@@ -266,7 +214,10 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	defer stop()
 	s.serving.Wait()
 	s.expiring.Wait()
-	return errors.Join(s.topics.close(ctx.Err() == nil), s.lock.Close())
+	err := s.topics.close(ctx)
+	err = errors.Join(err, writeCleanStop(s.cfg.Dir, s.topics.all()))
+	s.quiet.flush()
+	return errors.Join(err, s.lock.Close())
 }
 
 func (s *Server) closeConns() {
@@ -275,4 +226,11 @@ func (s *Server) closeConns() {
 	for nc := range s.conns {
 		nc.Close()
 	}
+}
+
+// alreadyEnded returns a context that has ended.
+func alreadyEnded() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
 }

@@ -1,17 +1,17 @@
 package server
 
-// This file is the writer of a partition: one goroutine that appends what has
-// been handed over, in that order. Whatever arrives while it waits for the disk
-// makes up the next group, so that the slower the disk is, the more batches
-// share one sync.
+// This file is the writer of a partition: one goroutine that appends the batches
+// in the queue. Those that arrive while it waits for the disk make up the next
+// group. So the slower the disk is, the more batches share one sync.
 
 import "github.com/idempotence-go/idempotence/examples/broker/segment"
 
-// maxGroupBytes bounds a group that has more than one batch.
+// maxGroupBytes is the size limit of a group of more than one batch.
 const maxGroupBytes = 1 << 20
 
-// enqueue hands a batch to the writer. It requires order to be held.
+// enqueue hands a batch over to the writer. It requires order to be held.
 func (p *partition) enqueue(a *pendingAppend) {
+	p.saved = false
 	p.queue = append(p.queue, a)
 	if !p.writing {
 		p.writing = true
@@ -19,20 +19,20 @@ func (p *partition) enqueue(a *pendingAppend) {
 	}
 }
 
-// write appends until nothing is queued.
+// write appends until the queue is empty.
 func (p *partition) write() {
 	for group := p.take(); len(group) > 0; group = p.take() {
 		if err := p.appendGroup(group); err != nil {
-			p.cfg.Log.Error("append failed", "log", p.dir, "batches", len(group), "err", err)
+			p.cfg.repeated.Error("append failed", "log", p.dir, "batches", len(group), "err", err)
 			p.fail(group, p.log.Broken())
 			continue
 		}
 		p.commit(group)
-		p.wakeWaiters()
+		p.wakeWatchers()
 	}
 }
 
-// take takes a group off the queue, as much of it as fits into one segment.
+// take takes a group off the queue, as many batches as fit into one segment.
 func (p *partition) take() []*pendingAppend {
 	p.order.Lock()
 	defer p.order.Unlock()
@@ -54,7 +54,7 @@ func (p *partition) take() []*pendingAppend {
 	return group
 }
 
-// appendGroup appends all of the group or, with an error, nothing.
+// appendGroup appends the whole group or, with an error, nothing.
 func (p *partition) appendGroup(group []*pendingAppend) error {
 	if p.mustRoll(int64(group[0].Header.Size)) {
 		if err := p.log.Roll(); err != nil {
@@ -69,7 +69,7 @@ func (p *partition) appendGroup(group []*pendingAppend) error {
 	return p.log.Append(batches)
 }
 
-// mustRoll reports whether a batch of so many bytes goes into a new segment.
+// mustRoll reports whether a batch of the given size goes into a new segment.
 func (p *partition) mustRoll(size int64) bool {
 	active := p.log.ActiveSize()
 	return active > 0 && active+size > p.cfg.SegmentBytes
