@@ -351,6 +351,50 @@ var sizes = []int{
 	len(segmenttest.Batch(7, 0, 0, make([]string, 5)...)),
 }
 
+// The removal of a failed append is synced, and nothing is written before that:
+// two appends at one place could get mixed up in a power cut. (B5)
+func TestB5_FailedAppendIsRemovedForGood(t *testing.T) {
+	var did []segmenttest.Op
+	fail := make(map[segmenttest.Op]int) // how often, from now on
+	disk := &segmenttest.Disk{Before: func(op segmenttest.Op) error {
+		did = append(did, op)
+		if fail[op]--; fail[op] >= 0 {
+			return errors.New("disk failure")
+		}
+		return nil
+	}}
+	l, err := segment.Open(t.TempDir(), segment.Options{OpenFile: disk.OpenFile})
+	wantEqual(t, "error", err, nil)
+	defer l.Close()
+	for _, step := range []struct {
+		name          string
+		writes, syncs int // that fail
+		did           string
+		fails         bool
+	}{
+		{"good", 0, 0, "[write sync]", false},
+		{"failed write", 1, 0, "[write truncate sync]", true},
+		{"good", 0, 0, "[write sync]", false},
+		{"failed sync", 0, 1, "[write sync truncate sync]", true},
+		{"good", 0, 0, "[write sync]", false},
+		{"failed write, failed sync of its removal", 1, 1, "[write truncate sync]", true},
+		{"removal still not synced", 0, 1, "[sync]", true},
+		{"removal synced first", 0, 0, "[sync write sync]", false},
+		{"failed sync, failed sync of its removal", 0, 2, "[write sync truncate sync]", true},
+	} {
+		did = nil
+		fail[segmenttest.Write], fail[segmenttest.Sync] = step.writes, step.syncs
+		p := segmenttest.Batch(7, 0, 0, "x")
+		err := l.Append([]*segment.Batch{{Header: header(t, p), Bytes: p}})
+		wantEqual(t, step.name+": operations", fmt.Sprint(did), step.did)
+		wantEqual(t, step.name+": failed", err != nil, step.fails)
+	}
+	did = nil
+	wantEqual(t, "error", l.Roll(), nil)
+	wantEqual(t, "operations of a roll", fmt.Sprint(did), "[sync]")
+	wantEqual(t, "end", l.End(), 4)
+}
+
 // A gap between two segments, or inside one, is nothing that a power cut leaves.
 func TestGapIsNoTornTail(t *testing.T) {
 	dir := t.TempDir()

@@ -3,14 +3,16 @@ package server_test
 import (
 	"fmt"
 	"net"
-	"slices"
+	"os"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/idempotence-go/idempotence/examples/broker/segment"
 	"github.com/idempotence-go/idempotence/examples/broker/segment/segmenttest"
 	"github.com/idempotence-go/idempotence/examples/broker/server"
 )
@@ -208,32 +210,50 @@ func TestListOffsets(t *testing.T) {
 	}
 }
 
-// A request for thousands of points in time, each a walk through the segment,
-// does not keep the broker from ending.
+// A slowFile takes its time over each read, once it is slow.
+type slowFile struct {
+	segment.File
+	slow *atomic.Bool
+}
+
+const slowRead = 50 * time.Millisecond
+
+func (f slowFile) ReadAt(p []byte, at int64) (int, error) {
+	if f.slow.Load() {
+		time.Sleep(slowRead)
+	}
+	return f.File.ReadAt(p, at)
+}
+
+// A request for a point in time in many partitions, each a walk through a
+// segment, does not keep the broker from ending.
 func TestShutdownDuringListOffsets(t *testing.T) {
-	b := start(t, server.Config{NoSync: true})
+	const partitions = 40
+	var slow atomic.Bool
+	b := start(t, server.Config{
+		Partitions: partitions, NoSync: true,
+		OpenFile: func(name string, flag int, perm os.FileMode) (segment.File, error) {
+			f, err := os.OpenFile(name, flag, perm)
+			return slowFile{f, &slow}, err
+		},
+	})
 	c := b.dial()
 	c.create("t")
-	const batches, times = 3000, 5000
-	for seq := range int32(batches) {
-		c.batch(31, 0, seq, 1)
-	}
-	later := func(b *kmsg.RecordBatch) { b.MaxTimestamp = 2000 }
-	c.produce(produceRequest("t", 0, segmenttest.Edit(segmenttest.Batch(31, 0, batches, "x"), later)))
-
-	p := kmsg.NewListOffsetsRequestTopicPartition()
-	p.Timestamp = 1500
 	req := kmsg.NewPtrListOffsetsRequest()
 	req.Version = 1
-	req.Topics = []kmsg.ListOffsetsRequestTopic{{
-		Topic:      "t",
-		Partitions: slices.Repeat([]kmsg.ListOffsetsRequestTopicPartition{p}, times),
-	}}
+	req.Topics = []kmsg.ListOffsetsRequestTopic{{Topic: "t"}}
+	for i := range int32(partitions) {
+		c.produce(produceRequest("t", i, segmenttest.Batch(31, 0, 0, "x")))
+		p := kmsg.NewListOffsetsRequestTopicPartition()
+		p.Partition, p.Timestamp = i, 500
+		req.Topics[0].Partitions = append(req.Topics[0].Partitions, p)
+	}
+	slow.Store(true)
 	c.send(req)
-	time.Sleep(100 * time.Millisecond) // it is being served
+	time.Sleep(2 * slowRead) // it is being served
 	begun := time.Now()
 	b.stop()
-	if took := time.Since(begun); took > 2*time.Second {
+	if took := time.Since(begun); took > partitions*slowRead/2 {
 		t.Errorf("the broker took %v to end", took)
 	}
 }
