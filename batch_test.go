@@ -12,12 +12,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// This file has the record batches that the tests of the segment reader are
-// made of, and the tests of the header.
+// This file tests how headers and markers are read and stamped. It has the
+// builder of record batches that the tests of the segment reader use too.
 
 // testBatch is a record batch as a test describes it. The encoder below shares
-// no code with the reader: it appends field after field as the format's
-// description has them, where the reader looks at positions.
+// no code with the reader: it appends field after field in the order of the
+// format's description, and the reader reads at positions.
 type testBatch struct {
 	base      int64
 	delta     int32 // last offset delta
@@ -278,8 +278,162 @@ func TestParseBatchRefuses(t *testing.T) {
 		if !errors.Is(err, tt.want) || KafkaErrorCode(err) != tt.code {
 			t.Errorf("%s: error %v with code %d, want %v with %d", tt.reason, err, KafkaErrorCode(err), tt.want, tt.code)
 		}
-		if b != (Batch{}) || h != (BatchHeader{}) {
+		if b != (Batch{ProducerID: NoProducerID}) || h != (BatchHeader{}) {
 			t.Errorf("%s: %+v %+v beside the error", tt.reason, b, h)
+		}
+		k, h, err := ParseMarker(tt.p)
+		if !errors.Is(err, tt.want) {
+			t.Errorf("%s: error %v of ParseMarker, want %v", tt.reason, err, tt.want)
+		}
+		if k != (Marker{ProducerID: NoProducerID}) || h != (BatchHeader{}) {
+			t.Errorf("%s: %+v %+v of ParseMarker beside the error", tt.reason, k, h)
+		}
+	}
+}
+
+// TestParseBatch_ForgottenError: a caller that ignores the error of ParseBatch
+// judges a batch of no producer, and one that ignores the error of ParseMarker is
+// refused. Neither touches producer 0.
+func TestParseBatch_ForgottenError(t *testing.T) {
+	m := New(Config{})
+	if err := m.Commit(0, 0, 0, 1, 0); err != nil {
+		t.Fatal(err)
+	}
+	want := stateOf(m)
+	b, h, _ := ParseBatch([]byte("no batch"))
+	if _, err := m.CheckBatch(b); err != nil {
+		t.Error(err)
+	}
+	if err := m.Replay(b, h.BaseOffset); err != nil {
+		t.Error(err)
+	}
+	k, h, _ := ParseMarker([]byte("no batch"))
+	if err := m.ReplayMarker(k, h.BaseOffset); !errors.Is(err, ErrInvalidBatch) {
+		t.Errorf("ReplayMarker: %v, want %v", err, ErrInvalidBatch)
+	}
+	if diff := cmp.Diff(want, stateOf(m)); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+}
+
+// TestParseMarkerReal reads the markers that a broker wrote.
+func TestParseMarkerReal(t *testing.T) {
+	type answer struct {
+		Marker Marker
+		Header BatchHeader
+	}
+	for _, tt := range []struct {
+		entry int
+		want  answer
+	}{
+		{5, answer{
+			Marker{ProducerID: 3414781078840391591, Commit: true},
+			BatchHeader{BaseOffset: 8, Size: 78, CRC: 0x02932b3f, Attributes: 0x30,
+				BaseTimestamp: 0x01a22b76dcb8, MaxTimestamp: 0x01a22b76dcb8, Records: 1},
+		}},
+		{7, answer{
+			Marker{ProducerID: 3414781078840391591, Epoch: 1},
+			BatchHeader{BaseOffset: 10, Size: 78, CRC: 0x889ee6fb, Attributes: 0x30,
+				BaseTimestamp: 0x01a22b76dcb9, MaxTimestamp: 0x01a22b76dcb9, Records: 1},
+		}},
+	} {
+		p := unhex(realLog[tt.entry])
+		k, h, err := ParseMarker(append(p, "the next batch"...))
+		if err != nil {
+			t.Fatalf("entry %d: %v", tt.entry, err)
+		}
+		if diff := cmp.Diff(tt.want, answer{k, h}); diff != "" {
+			t.Errorf("entry %d (-want +got):\n%s", tt.entry, diff)
+		}
+	}
+}
+
+// TestParseMarker: a marker, a batch that is none, and one that cannot be one are
+// told apart.
+func TestParseMarker(t *testing.T) {
+	emptied := markerBatch(7, 31, 2, 5, true)
+	emptied.records, emptied.payload = 0, nil
+	compressed := markerBatch(7, 31, 2, 5, true)
+	compressed.attrs |= 1
+	several := markerBatch(7, 31, 2, 5, false)
+	several.delta, several.records = 2, 3
+	whole := markerBatch(7, 31, 2, 5, true).encode()
+	for _, tt := range []struct {
+		reason string
+		p      []byte
+		want   Marker
+		err    error
+	}{
+		{"a commit", whole, Marker{ProducerID: 31, Epoch: 2, CoordinatorEpoch: 5, Commit: true}, nil},
+		{"an abort", markerBatch(7, 31, 2, math.MaxInt32, false).encode(), Marker{ProducerID: 31, Epoch: 2, CoordinatorEpoch: math.MaxInt32}, nil},
+		{"emptied by compaction", emptied.encode(), Marker{ProducerID: 31, Epoch: 2, CoordinatorEpoch: -1}, nil},
+		{"of several records, the first counts", several.encode(), Marker{ProducerID: 31, Epoch: 2, CoordinatorEpoch: 5}, nil},
+		{"later versions of key and value", controlBatch(7, 31, 2, []byte{0, 1, 0, 1, 9}, []byte{0, 1, 0, 0, 0, 5, 9}).encode(),
+			Marker{ProducerID: 31, Epoch: 2, CoordinatorEpoch: 5, Commit: true}, nil},
+		{"a negative epoch is passed on", markerBatch(7, 31, -2, 5, true).encode(), Marker{ProducerID: 31, Epoch: -2, CoordinatorEpoch: 5, Commit: true}, nil},
+
+		{"data", dataBatch(7, 31, 2, 0, 1).encode(), Marker{}, ErrNotMarker},
+		{"a leader change", controlBatch(7, NoProducerID, -1, []byte{0, 0, 0, 2}, []byte{7}).encode(), Marker{}, ErrNotMarker},
+		{"another type in the name of a producer", controlBatch(7, 31, 2, []byte{0, 0, 0, 9}, nil).encode(), Marker{}, ErrNotMarker},
+
+		{"cut in the value", whole[:len(whole)-4], Marker{}, ErrCorruptBatch},
+		{"cut behind the header", whole[:BatchHeaderSize], Marker{}, ErrCorruptBatch},
+		{"no key", controlBatch(7, 31, 2, nil, []byte{0, 0, 0, 0, 0, 5}).encode(), Marker{}, ErrCorruptBatch},
+		{"a negative version of the key", controlBatch(7, 31, 2, []byte{0xff, 0xff, 0, 0}, []byte{0, 0, 0, 0, 0, 5}).encode(), Marker{}, ErrCorruptBatch},
+		{"no coordinator epoch", controlBatch(7, 31, 2, []byte{0, 0, 0, 0}, []byte{0, 0}).encode(), Marker{}, ErrCorruptBatch},
+		{"compressed", compressed.encode(), Marker{}, ErrCorruptBatch},
+	} {
+		k, h, err := ParseMarker(tt.p)
+		if tt.err != nil {
+			tt.want = Marker{ProducerID: NoProducerID}
+		}
+		if !errors.Is(err, tt.err) || k != tt.want {
+			t.Errorf("%s: %+v, %v, want %+v, %v", tt.reason, k, err, tt.want, tt.err)
+		}
+		if (err == nil) != (h.BaseOffset == 7) || err != nil && h != (BatchHeader{}) {
+			t.Errorf("%s: header %+v beside %v", tt.reason, h, err)
+		}
+	}
+}
+
+// TestStamp: a broker writes base offset and leader epoch into a batch that it
+// appends, and the checksum of the producer stays right.
+func TestStamp(t *testing.T) {
+	for _, tt := range []struct {
+		base  int64
+		epoch int32
+	}{{0, 0}, {1, -1}, {0x0102030405060708, 0x0a0b0c0d}, {math.MaxInt64 - 2, math.MaxInt32}} {
+		p := dataBatch(0, 31, 4, 7, 2).encode()
+		want := dataBatch(tt.base, 31, 4, 7, 2)
+		want.leader = tt.epoch
+		SetBaseOffset(p, tt.base)
+		SetPartitionLeaderEpoch(p, tt.epoch)
+		if diff := cmp.Diff(want.encode(), p); diff != "" {
+			t.Fatalf("base offset %d, leader epoch %d (-want +got):\n%s", tt.base, tt.epoch, diff)
+		}
+		b, h, err := ParseBatch(p)
+		if err != nil || h.BaseOffset != tt.base || h.PartitionLeaderEpoch != tt.epoch || b.BaseSequence != 7 {
+			t.Errorf("base offset %d, leader epoch %d: %+v, %+v, %v", tt.base, tt.epoch, b, h, err)
+		}
+		if err := h.VerifyCRC(p); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestStampPanics: stamping needs the bytes up to the end of the field.
+func TestStampPanics(t *testing.T) {
+	panics := func(f func()) (yes bool) {
+		defer func() { yes = recover() != nil }()
+		f()
+		return false
+	}
+	for n := range 20 {
+		if got := panics(func() { SetBaseOffset(make([]byte, n), 1) }); got != (n < 8) {
+			t.Errorf("SetBaseOffset panics for %d bytes: %t", n, got)
+		}
+		if got := panics(func() { SetPartitionLeaderEpoch(make([]byte, n), 1) }); got != (n < 16) {
+			t.Errorf("SetPartitionLeaderEpoch panics for %d bytes: %t", n, got)
 		}
 	}
 }
@@ -309,12 +463,15 @@ func TestVerifyCRC(t *testing.T) {
 	}
 }
 
-// TestParseBatchDoesNotAllocate: it stands in front of every append.
+// TestParseBatchDoesNotAllocate: every append begins with it.
 func TestParseBatchDoesNotAllocate(t *testing.T) {
-	p := unhex(realLog[0])
+	p, marker := unhex(realLog[0]), unhex(realLog[5])
 	allocs := testing.AllocsPerRun(100, func() {
 		_, h, err := ParseBatch(p)
 		if err != nil || h.VerifyCRC(p) != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := ParseMarker(marker); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -332,6 +489,8 @@ func TestParseBatchDoesNotAllocate(t *testing.T) {
 //     the encoder makes the same 61 bytes of the answer again.
 //  4. Bytes behind the header do not matter to ParseBatch.
 //  5. VerifyCRC accepts exactly when the batch is whole and the checksum right.
+//  6. ParseMarker has the error of ParseBatch, or one of its own; without an error
+//     it agrees with ParseBatch on all that both read.
 func FuzzParseBatch(f *testing.F) {
 	for _, s := range realLog {
 		f.Add(unhex(s))
@@ -344,11 +503,21 @@ func FuzzParseBatch(f *testing.F) {
 		if otherMagic := len(p) > 16 && p[16] != 2; errors.Is(err, ErrUnsupportedMagic) != otherMagic {
 			t.Fatalf("error %v, other magic %t", err, otherMagic)
 		}
+		k, kh, kerr := ParseMarker(p)
 		if err != nil {
 			if !errors.Is(err, ErrUnsupportedMagic) && !errors.Is(err, ErrCorruptBatch) {
 				t.Fatalf("error %v of another kind", err)
 			}
+			if kerr == nil || kerr.Error() != err.Error() {
+				t.Fatalf("ParseMarker: %v, ParseBatch: %v", kerr, err)
+			}
 			return
+		}
+		switch {
+		case kerr != nil && !errors.Is(kerr, ErrNotMarker) && !errors.Is(kerr, ErrCorruptBatch):
+			t.Fatalf("ParseMarker: error %v of another kind", kerr)
+		case kerr == nil && (kh != h || k.ProducerID != b.ProducerID || k.Epoch != b.Epoch || !h.Attributes.Control()):
+			t.Fatalf("ParseMarker: %+v %+v, ParseBatch: %+v %+v", k, kh, b, h)
 		}
 		if b.Count < 1 || h.Size < BatchHeaderSize || h.Records < 0 || h.BaseOffset < 0 || h.LastOffset()+1 <= h.BaseOffset {
 			t.Fatalf("out of range: %+v %+v", b, h)

@@ -28,6 +28,12 @@ var (
 	ErrCorruptLog error = &reason{text: "corrupt log", code: codeKafkaStorageError}
 )
 
+// textError is an error that keeps its message in JSON.
+type textError struct{ error }
+
+func (e textError) Unwrap() error                { return e.error }
+func (e textError) MarshalText() ([]byte, error) { return []byte(e.Error()), nil }
+
 // LogError is the error of a log that could not be read to a clean end: why,
 // and where the good part of it ends. Reach it with errors.As. Test for the
 // reason with errors.Is.
@@ -64,9 +70,9 @@ type ReplayResult struct {
 	Batches int64
 	// Markers counts the markers that end a transaction.
 	Markers int64
-	// Others counts what says nothing about producers: other control batches,
-	// and messages of format v0 and v1, of which a compressed set counts once.
-	Others int64
+	// Skipped counts the entries that say nothing about producers: other control
+	// batches, and messages of format v0 and v1, where a compressed set is one.
+	Skipped int64
 }
 
 // Marker is the control record that ends a transaction (KIP-98). It takes one
@@ -225,6 +231,22 @@ func (m *ProducerStateManager) ReplayLog(r io.Reader) (ReplayResult, error) {
 	return readLog(r, m.EndOffset(), &managerSink{m: m, end: noOffset})
 }
 
+// VerifyLog reads a log as [ProducerStateManager.ReplayLog] does and applies it to
+// nothing: it tells how a log ends, and where its good part does. It takes the same
+// memory. Safe for concurrent use.
+//
+// The error is that of ReplayLog. EndOffset is 0 if nothing is in the good part.
+func VerifyLog(r io.Reader) (ReplayResult, error) {
+	return readLog(r, 0, noSink{})
+}
+
+// noSink ignores what a log holds.
+type noSink struct{}
+
+func (noSink) replayBatch(Batch, int64) error          { return nil }
+func (noSink) replayMarker(Marker, int64, int64) error { return nil }
+func (noSink) skip(int64, int64) error                 { return nil }
+
 // managerSink replays a log into a manager. What has a right checksum is in the
 // log, so a batch that no producer could have sent is passed over, not refused.
 type managerSink struct {
@@ -240,12 +262,17 @@ func (s *managerSink) replayBatch(b Batch, baseOffset int64) error {
 	return s.skip(baseOffset, baseOffset+int64(b.Count))
 }
 
-func (s *managerSink) replayMarker(k Marker, offset int64) error {
+// replayMarker also takes in the offsets behind the marker's own, which a control
+// batch of more than one record has.
+func (s *managerSink) replayMarker(k Marker, offset, endOffset int64) error {
 	s.end = offset
-	if err := s.m.ReplayMarker(k, offset); !errors.Is(err, ErrInvalidBatch) {
+	if err := s.m.ReplayMarker(k, offset); err != nil && !errors.Is(err, ErrInvalidBatch) {
 		return err
 	}
-	return s.skip(offset, offset+1)
+	s.m.mu.Lock()
+	s.m.lastMarker = max(s.m.lastMarker, endOffset-1)
+	s.m.mu.Unlock()
+	return s.skip(offset, endOffset)
 }
 
 // skip passes over what says nothing about producers. What lies between the
@@ -266,7 +293,8 @@ func (s *managerSink) skip(base, endOffset int64) error {
 // was found right. An error ends the reading in front of the entry.
 type logSink interface {
 	replayBatch(b Batch, baseOffset int64) error
-	replayMarker(m Marker, offset int64) error
+	// replayMarker is called for the marker at offset. Its batch ends at endOffset.
+	replayMarker(m Marker, offset, endOffset int64) error
 	// skip is called for what says nothing about producers, from base to
 	// endOffset. In the older formats base may be too high, as the offset of the
 	// last message of a set is all there is.
@@ -288,7 +316,7 @@ func readLog(r io.Reader, endOffset int64, sink logSink) (ReplayResult, error) {
 			err = res.apply(&e, sink)
 		}
 		if err != nil {
-			return res, &LogError{Position: res.Bytes, Offset: res.EndOffset, Err: err}
+			return res, &LogError{Position: res.Bytes, Offset: res.EndOffset, Err: textError{err}}
 		}
 		res.Bytes, res.EndOffset = s.pos, s.nextOffset
 	}
@@ -297,14 +325,14 @@ func readLog(r io.Reader, endOffset int64, sink logSink) (ReplayResult, error) {
 // apply tells sink of an entry and counts it.
 func (r *ReplayResult) apply(e *segmentEntry, sink logSink) error {
 	var err error
-	count := &r.Others
+	count := &r.Skipped
 	switch e.kind {
 	case dataEntry:
 		count = &r.Batches
 		err = sink.replayBatch(e.batch, e.header.BaseOffset)
 	case markerEntry:
 		count = &r.Markers
-		err = sink.replayMarker(e.marker, e.header.BaseOffset)
+		err = sink.replayMarker(e.marker, e.header.BaseOffset, e.header.LastOffset()+1)
 	default:
 		err = sink.skip(e.header.BaseOffset, e.header.LastOffset()+1)
 	}

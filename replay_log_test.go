@@ -60,6 +60,8 @@ func TestReplayLog(t *testing.T) {
 	alien := dataBatch(50, -9, 0, 0, 2)
 	negative := dataBatch(52, 31, -2, 0, 2)
 	badMarker := markerBatch(54, 31, -3, 1, true)
+	severalMarkers := markerBatch(55, 34, 1, 4, true)
+	severalMarkers.delta = 2
 
 	m := New(Config{})
 	var log []byte
@@ -86,6 +88,7 @@ func TestReplayLog(t *testing.T) {
 		{"a producer id that nobody has", alien.encode(), -9, "none", 52},
 		{"a negative epoch", negative.encode(), 31, "epoch=2 9..9@44", 54},
 		{"a marker of a negative epoch", badMarker.encode(), 31, "epoch=2 9..9@44", 55},
+		{"a control batch of three offsets takes up all of them (F10)", severalMarkers.encode(), 34, "epoch=1 coord=4", 58},
 		{"a marker of a leap in offsets", markerBatch(math.MaxInt64-1, 31, 2, 0, true).encode(), 31, "epoch=2 9..9@44 coord=0", math.MaxInt64},
 	} {
 		log = append(log, tt.entry...)
@@ -107,7 +110,7 @@ func TestReplayLog(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	wantResult := ReplayResult{Bytes: int64(len(log)), EndOffset: math.MaxInt64, Batches: 10, Markers: 5, Others: 2}
+	wantResult := ReplayResult{Bytes: int64(len(log)), EndOffset: math.MaxInt64, Batches: 10, Markers: 6, Skipped: 2}
 	if diff := cmp.Diff(wantResult, res); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -133,6 +136,7 @@ func describeAll(p ProducerState) string {
 
 // TestReplayLogEnds: of a log that is cut, or damaged, at any byte, what comes
 // before is applied and nothing of the rest, and the error says where that is.
+// VerifyLog says the same.
 func TestReplayLogEnds(t *testing.T) {
 	log, ends := smallLog()
 	states := map[int]observed{}
@@ -151,6 +155,10 @@ func TestReplayLogEnds(t *testing.T) {
 		if diff := cmp.Diff(states[good], stateOf(m)); diff != "" {
 			t.Fatalf("good up to %d of %d (-want +got):\n%s", good, len(p), diff)
 		}
+		verified, verifyErr := VerifyLog(bytes.NewReader(p))
+		if verified != res || fmt.Sprint(verifyErr) != fmt.Sprint(err) {
+			t.Fatalf("VerifyLog: %+v, %v, ReplayLog: %+v, %v", verified, verifyErr, res, err)
+		}
 		if int(res.Bytes) != good || res.EndOffset != states[good].EndOffset {
 			t.Fatalf("good up to %d, offset %d: %+v", good, states[good].EndOffset, res)
 		}
@@ -168,12 +176,17 @@ func TestReplayLogEnds(t *testing.T) {
 	}
 	for at := range log {
 		start := lastEnd(ends, at)
-		if field := at - start; field < 8 || log[start+16] == 2 && field >= 12 && field < 16 {
+		field := at - start
+		if field < 8 || log[start+16] == 2 && field >= 12 && field < 16 {
 			continue // offset and leader epoch, which no checksum covers
+		}
+		reason := ErrCorruptLog
+		if start == ends[len(ends)-2] && field > 16 {
+			reason = ErrTornTail // the last batch, with a wrong checksum
 		}
 		p := slices.Clone(log)
 		p[at] ^= 0x40
-		try(p, start, ErrCorruptLog)
+		try(p, start, reason)
 	}
 	try(append(slices.Clone(log), make([]byte, 300)...), len(log), ErrTornTail)
 
@@ -192,6 +205,56 @@ func TestReplayLogEmpty(t *testing.T) {
 	res, err := m.ReplayLog(bytes.NewReader(nil))
 	if err != nil || res != (ReplayResult{EndOffset: 7}) || m.EndOffset() != 7 {
 		t.Errorf("%+v, %v, and EndOffset %d", res, err, m.EndOffset())
+	}
+}
+
+// TestReplayLogMarkerBatchOfSeveralOffsets: a Truncate into a control batch cuts the
+// marker off, wherever in the batch it cuts.
+func TestReplayLogMarkerBatchOfSeveralOffsets(t *testing.T) {
+	several := markerBatch(10, 31, 1, 4, true)
+	several.delta = 2
+	for to, want := range map[int64]bool{10: false, 11: false, 12: false, 13: true} {
+		m := New(Config{})
+		if _, err := m.ReplayLog(bytes.NewReader(several.encode())); err != nil {
+			t.Fatal(err)
+		}
+		if got := m.Truncate(to); got != want || m.EndOffset() != to {
+			t.Errorf("Truncate(%d) is exact: %t, and EndOffset %d, want %t", to, got, m.EndOffset(), want)
+		}
+	}
+}
+
+// TestReplayLogBeginsBehind: what lies before the first entry of a log stays
+// unknown, also if that entry says nothing about producers. What lies before later
+// entries does not.
+func TestReplayLogBeginsBehind(t *testing.T) {
+	leaderChange := func(base int64) []byte {
+		return controlBatch(base, NoProducerID, -1, []byte{0, 0, 0, 2}, []byte{7}).encode()
+	}
+	for _, tt := range []struct {
+		reason string
+		log    [][]byte
+		want   int64
+	}{
+		{"from where something was in flight", [][]byte{leaderChange(1)}, 2},
+		{"from there, over a gap", [][]byte{leaderChange(1), leaderChange(5)}, 6},
+		{"from behind it", [][]byte{leaderChange(5)}, 1},
+		{"from behind it, to a batch", [][]byte{leaderChange(5), dataBatch(6, 32, 0, 0, 1).encode()}, 1},
+	} {
+		m := New(Config{})
+		if err := m.Commit(31, 0, 0, 1, 0); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := m.Reserve(Batch{ProducerID: 31, BaseSequence: 1, Count: 1}); err != nil {
+			t.Fatal(err)
+		}
+		m.AbandonReservations()
+		if _, err := m.ReplayLog(bytes.NewReader(bytes.Join(tt.log, nil))); err != nil {
+			t.Fatal(err)
+		}
+		if got := m.Snapshot().EndOffset(); got != tt.want {
+			t.Errorf("%s: a snapshot ends at %d, want %d", tt.reason, got, tt.want)
+		}
 	}
 }
 

@@ -1,43 +1,50 @@
 package idempotence
 
-// This file takes a log segment apart: the entries in it, in order, each with
-// its checksum verified, and how it ends. It knows the formats and nothing of
+// This file reads a log segment entry by entry, verifies each checksum, and
+// judges what stands where the log stops being good. It knows the formats and not
 // the manager. An entry is a record batch of format v2, or a message or a
-// compressed message set of format v0 or v1; offset, length and magic are in
-// the same places in all of them.
+// compressed message set of format v0 or v1. Offset, length and magic have the
+// same positions in all of them.
 //
-// Whether a broker may cut a log where it stops being good depends on how it
-// stops, so the rule is spelled out. Take the first entry that is not whole
-// and right. The tail is torn if
+// Whether a broker may cut a log depends on the first entry that is not whole and
+// right. The tail is torn, as a crash or a power cut leaves it, if that entry
 //
-//   - the input ends inside the entry, or
-//   - there are only zeros from somewhere inside the entry to the end of the
-//     input, at least one of them past the entry. So looks an append that a
-//     crash cut off in a preallocated segment, and also, with nothing of an
-//     entry in front, the unused rest of such a segment.
+//   - is cut short by the end of the input, or
+//   - has zero for its length: the file has grown and the bytes were never
+//     written, as in a preallocated segment, or
+//   - is complete and its checksum is wrong: one part of it was not written,
 //
-// Everything else is damage. So is an input that ends inside an entry whose
-// length must have changed: the checksum comes out right at the end of the
-// input, or a whole later batch lies in the last bytes of it.
+// and nothing behind its beginning was written whole: no intact entry begins
+// there, at whatever position, and no second complete entry, intact or not,
+// follows one whose checksum is wrong. So what is lost by cutting a torn tail off
+// is at most one complete entry, and it was the last.
+//
+// Everything else is damage. So is a checksum that comes out right at the end of
+// the input: only the length of that entry has changed.
+//
+// The length of a bad entry cannot be trusted, so the search for an intact entry
+// tries every position from inside the bad entry to the end of the input. An
+// entry counts as intact if its checksum is right and its offset fits behind the
+// good part. A record may hold the bytes of such an entry, so the search can take
+// a torn tail for damage; it never does the opposite.
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
+	"math"
 )
 
 const (
-	// segmentBufferSize is what reading takes in memory, whatever is read.
+	// segmentBufferSize is the memory that reading takes, however long the input
+	// is.
 	segmentBufferSize = 128 << 10
-	// lookBack is how many bytes that were read already are kept, to look for a
-	// later batch in. Every fill of the buffer moves them, so they are few
-	// against its size.
-	lookBack = 16 << 10
-	// markerSize is how much of a control record is looked at. What counts of
-	// an end-transaction marker takes less than 50 bytes.
-	markerSize = 512
+	// wholeEntry is the largest entry that is read into the buffer as a whole.
+	// Filling the buffer may move as many bytes, so it is a part of the buffer.
+	wholeEntry = 32 << 10
 	// maxEmptyReads is how often in a row a reader may return neither bytes nor
 	// an error.
 	maxEmptyReads = 100
@@ -48,7 +55,7 @@ const (
 const (
 	minSizeV0 = 26
 	minSizeV1 = 34
-	// legacyCRCAt is where the CRC-32 of everything behind it is.
+	// legacyCRCAt is the position of the CRC-32 of everything behind it.
 	legacyCRCAt = 12
 )
 
@@ -66,20 +73,22 @@ type segmentEntry struct {
 	kind   entryKind
 	batch  Batch  // format v2
 	marker Marker // markerEntry
-	// header is whole for format v2. The older formats have Size, CRC (not of
-	// the Castagnoli kind) and BaseOffset, which is the last offset there.
+	// header is complete for format v2. The older formats have Size, CRC (not a
+	// CRC-32C) and BaseOffset, which is the last offset there.
 	header BatchHeader
-	// The CRC is that of the bytes from sumFrom to the end.
+	legacy bool // of format v0 or v1
+	// The CRC covers the bytes from sumFrom to the end.
 	sumFrom  int
 	sumTable *crc32.Table
 }
 
-// errShortHeader: what is there of the header may be good, but it is not all.
+// errShortHeader: the header is incomplete, and may be good as far as it goes.
 var errShortHeader = errors.New("incomplete header")
 
-// parseEntry reads the header of the entry that begins at p[0]. It requires p
-// to reach past the magic. The error is errShortHeader, or says what cannot be
-// true.
+// parseEntry reads the header of the entry that begins at p[0] and checks magic
+// and length, which say how long the entry is and where its checksum is. It
+// requires p to reach past the magic. The error is errShortHeader, or says what
+// cannot be true.
 func parseEntry(p []byte, e *segmentEntry) error {
 	switch p[magicAt] {
 	case 0:
@@ -101,17 +110,17 @@ func parseBatchEntry(p []byte, e *segmentEntry) error {
 	}
 	*e = segmentEntry{kind: dataEntry, sumFrom: attributesAt, sumTable: castagnoli}
 	e.batch, e.header = decodeBatchHeader(p)
-	if e.header.Attributes.Control() {
+	switch {
+	case isMarkerBatch(&e.batch, &e.header):
+		e.kind = markerEntry
+	case e.header.Attributes.Control():
 		e.kind = otherEntry
-		if e.batch.ProducerID >= 0 {
-			e.kind = markerEntry
-		}
 	}
-	return e.header.validate()
+	return nil
 }
 
-// parseLegacyEntry reads the frame of a message of an older format, in which
-// nothing else matters here.
+// parseLegacyEntry reads the frame of a message of an older format. Nothing else
+// in it matters here.
 func parseLegacyEntry(p []byte, e *segmentEntry, minSize int64) error {
 	size := batchSize(p)
 	if err := validateSize(size, minSize); err != nil {
@@ -123,93 +132,54 @@ func parseLegacyEntry(p []byte, e *segmentEntry, minSize int64) error {
 			Size:       int(size),
 			CRC:        binary.BigEndian.Uint32(p[legacyCRCAt:]),
 		},
+		legacy:   true,
 		sumFrom:  magicAt,
 		sumTable: crc32.IEEETable,
 	}
-	return validateOffset(e.header.BaseOffset, 0)
-}
-
-// readMarker completes a markerEntry from the first bytes of its records. A
-// control record that is of another type makes it an otherEntry. (Kafka's
-// ControlRecordType and EndTransactionMarker; a later version may add fields
-// behind the ones known here.)
-func (e *segmentEntry) readMarker(records []byte) error {
-	e.marker = Marker{ProducerID: e.batch.ProducerID, Epoch: e.batch.Epoch, CoordinatorEpoch: -1}
-	if e.header.Records == 0 {
-		return nil
-	}
-	if c := e.header.Attributes.Compression(); c != 0 {
-		return fmt.Errorf("control batch compressed with codec %d, want 0", c)
-	}
-	key, value := controlRecord(records)
-	if len(key) < 4 || int16At(key, 0) < 0 {
-		return fmt.Errorf("control record with a key of % x", key)
-	}
-	kind := int16At(key, 2)
-	if kind != abortMarker && kind != commitMarker {
-		e.kind = otherEntry
-		return nil
-	}
-	if len(value) < 6 || int16At(value, 0) < 0 {
-		return fmt.Errorf("end-transaction marker with a value of % x", value)
-	}
-	e.marker.Commit = kind == commitMarker
-	e.marker.CoordinatorEpoch = int32At(value, 2)
 	return nil
 }
 
-// Types of control records, as their keys have them.
-const (
-	abortMarker  = 0
-	commitMarker = 1
-)
-
-// controlRecord returns key and value of the record that begins at p[0], as far
-// as they are in p; nil where they are not.
-func controlRecord(p []byte) (key, value []byte) {
-	f := recordFields{p}
-	f.varint() // length of the record
-	f.bytes(1) // attributes
-	f.varint() // timestamp delta
-	f.varint() // offset delta
-	key = f.bytes(f.varint())
-	value = f.bytes(f.varint())
-	return key, value
-}
-
-// recordFields reads the fields of a record one after the other. From the first
-// that is not whole it gives zeros and nils.
-type recordFields struct{ p []byte }
-
-func (f *recordFields) varint() int64 {
-	v, n := binary.Varint(f.p)
-	if n <= 0 {
-		f.p = nil
-		return 0
+// validate reports what cannot be true of an entry whose checksum is right: a
+// field out of range, or a base offset below from.
+func (e *segmentEntry) validate(from int64) error {
+	if err := e.validateFields(); err != nil {
+		return err
 	}
-	f.p = f.p[n:]
-	return v
+	if e.header.BaseOffset < from {
+		return fmt.Errorf("base offset %d, want %d or more", e.header.BaseOffset, from)
+	}
+	return nil
 }
 
-func (f *recordFields) bytes(n int64) []byte {
-	if n < 0 || n > int64(len(f.p)) {
-		f.p = nil
+func (e *segmentEntry) validateFields() error {
+	if e.legacy {
+		return validateOffset(e.header.BaseOffset, 0)
+	}
+	return e.header.validate()
+}
+
+// readMarker completes a markerEntry from its first bytes. A control record of
+// another type makes it an otherEntry.
+func (e *segmentEntry) readMarker(p []byte) error {
+	if e.kind != markerEntry || len(p) < BatchHeaderSize {
 		return nil
 	}
-	b := f.p[:n]
-	f.p = f.p[n:]
-	return b
+	var err error
+	e.marker, err = decodeMarker(&e.batch, &e.header, p[BatchHeaderSize:])
+	if err == ErrNotMarker {
+		e.kind = otherEntry
+		return nil
+	}
+	return err
 }
 
 // segmentReader reads a segment through a buffer of fixed size.
 //
 // Invariants:
-//  1. buf[start:end] is read and not consumed; pos is the position of buf[start]
-//     in the input.
-//  2. buf[:start] is what comes before, at least lookBack bytes of it or all
-//     there is.
-//  3. Except inside fill, the buffer was filled to its end or err is set, so
-//     that what is returned does not depend on how the bytes came in.
+//  1. buf[start:end] has been read and not consumed; pos is the position of
+//     buf[start] in the input.
+//  2. Except inside fill, the buffer was filled to its end or err is set, so
+//     that the result does not depend on the sizes of the reads.
 type segmentReader struct {
 	src        io.Reader
 	buf        []byte
@@ -217,8 +187,10 @@ type segmentReader struct {
 	pos        int64
 	err        error // of src, io.EOF included; the bytes before it still count
 
-	entryPos   int64 // where the entry at hand begins
+	entryPos   int64 // position of the entry at hand
 	nextOffset int64 // one past the last offset of the entry before
+	legacy     bool  // whether the entry before is of an older format
+	search     search
 }
 
 func newSegmentReader(src io.Reader) *segmentReader {
@@ -226,134 +198,121 @@ func newSegmentReader(src io.Reader) *segmentReader {
 }
 
 // next reads the next entry into e and consumes it. The error is io.EOF at a
-// clean end. It is, or wraps, ErrTornTail, ErrCorruptLog or what the source
-// returned otherwise, and then it is not for e to be used.
+// clean end. Any other is, or wraps, ErrTornTail, ErrCorruptLog or what the source
+// returned, and then e means nothing.
 func (s *segmentReader) next(e *segmentEntry) error {
 	s.entryPos = s.pos
 	p := s.peek(BatchHeaderSize)
-	if len(p) == 0 {
+	switch {
+	case len(p) == 0:
 		return s.endOr(io.EOF)
-	}
-	if len(p) <= magicAt {
-		return s.endOr(tornTail(len(p), BatchHeaderSize))
+	case len(p) <= magicAt:
+		return s.endOr(tornTail(cutShort(int64(len(p)), BatchHeaderSize)))
 	}
 	err := parseEntry(p, e)
 	switch {
 	case err == errShortHeader:
-		return s.endOr(tornTail(len(p), batchSize(p)))
-	case err == nil && e.header.BaseOffset < s.nextOffset:
-		err = fmt.Errorf("base offset %d, want %d or more", e.header.BaseOffset, s.nextOffset)
+		return s.endOr(tornTail(cutShort(int64(len(p)), batchSize(p))))
+	case err == nil:
+		return s.readBody(e)
+	case int32At(p, batchLengthAt) == 0:
+		return s.unwritten(err)
 	}
-	if err != nil {
-		return s.badHeader(p, err)
-	}
-	return s.readBody(e)
+	return corruptLog(err)
 }
 
 // readBody consumes an entry whose header has been read, and verifies it.
 func (s *segmentReader) readBody(e *segmentEntry) error {
-	var markerErr error
-	if e.kind == markerEntry {
-		p := s.peek(min(e.header.Size, BatchHeaderSize+markerSize))
-		markerErr = e.readMarker(p[BatchHeaderSize:])
+	size := e.header.Size
+	p := s.peek(min(size, wholeEntry))
+	markerErr := e.readMarker(p)
+	if len(p) == size && crc32.Checksum(p[e.sumFrom:], e.sumTable) == e.header.CRC {
+		s.consume(size)
+		return s.accept(e, markerErr)
 	}
+	// It is long, or bad. Search while reading, since a long one cannot be read
+	// again once it turns out to be bad.
+	s.beginSearch(e)
 	s.consume(e.sumFrom)
-	size := e.header.Size - e.sumFrom
-	sum, n := s.checksum(size, e.sumTable)
+	whole := s.pass(size - e.sumFrom)
+	sum := s.search.sum
 	switch {
-	case n < size:
-		return s.cutShort(e, sum)
-	case sum != e.header.CRC:
-		return s.badChecksum(e, sum)
-	case markerErr != nil:
-		return corruptLog(markerErr)
+	case whole && sum == e.header.CRC:
+		return s.accept(e, markerErr)
+	case whole:
+		return s.judge(e, fmt.Errorf("CRC is %08x, the entry says %08x", sum, e.header.CRC))
+	case s.err != io.EOF:
+		return s.endOr(nil)
 	}
-	s.nextOffset = e.header.LastOffset() + 1
+	return s.judge(e, cutShort(s.pos-s.entryPos, int64(size)))
+}
+
+// accept takes an entry whose checksum is right. The error of its marker counts
+// only now.
+func (s *segmentReader) accept(e *segmentEntry, markerErr error) error {
+	err := e.validate(s.nextOffset)
+	if err == nil {
+		err = markerErr
+	}
+	if err != nil {
+		return corruptLog(err)
+	}
+	s.nextOffset, s.legacy = e.header.LastOffset()+1, e.legacy
 	return nil
 }
 
-// cutShort says what it means that the input ended inside an entry. The
-// checksum of what there is of it is sum.
-func (s *segmentReader) cutShort(e *segmentEntry, sum uint32) error {
-	have := int(s.pos - s.entryPos)
+// judge says what it means that an entry is bad for the given reason. What there
+// is of it has been passed.
+func (s *segmentReader) judge(e *segmentEntry, reason error) error {
+	secondEnd := s.endOfNext()
+	intact, err := s.searchRest()
 	switch {
-	case s.err != io.EOF:
-		return s.endOr(nil)
-	case sum == e.header.CRC:
-		return corruptLog(fmt.Errorf("size of a batch is %d, but its CRC is right after %d bytes", e.header.Size, have))
-	case s.laterBatch(e.header.BaseOffset):
-		return corruptLog(fmt.Errorf("size of a batch is %d, but within %d bytes another follows", e.header.Size, have))
+	case intact:
+		return corruptLog(fmt.Errorf("%w, and an intact entry follows", reason))
+	case err != nil:
+		return err
+	case s.search.sum == e.header.CRC:
+		return corruptLog(fmt.Errorf("%w, but its CRC is right after %d bytes", reason, s.pos-s.entryPos))
+	case secondEnd <= s.pos:
+		return corruptLog(fmt.Errorf("%w, and the entry behind it is not intact either", reason))
 	}
-	return tornTail(have, int64(e.header.Size))
+	return tornTail(reason)
 }
 
-// badHeader says what it means that the header which begins at p[0] cannot be
-// true for the given reason. An append that was cut off before the length was
-// written leaves a length of zero.
-func (s *segmentReader) badHeader(p []byte, reason error) error {
-	zero := int32At(p, batchLengthAt) == 0
-	s.consume(batchLengthEnd)
-	return s.tornIf(zero, reason)
-}
-
-// badChecksum says what it means that the checksum of a complete entry is sum
-// and should be another one.
-func (s *segmentReader) badChecksum(e *segmentEntry, sum uint32) error {
-	reason := fmt.Errorf("CRC is %08x, the batch says %08x", sum, e.header.CRC)
-	endsInZero := s.buf[s.start-1] == 0
-	return s.tornIf(endsInZero && len(s.peek(1)) > 0, reason)
-}
-
-// tornIf returns ErrTornTail if zero holds and only zeros are left in the input.
-func (s *segmentReader) tornIf(zero bool, reason error) error {
-	if !zero || !s.onlyZeros() {
-		return corruptLog(reason)
+// endOfNext returns where the entry that begins at pos ends by its header, or the
+// largest int64 if no entry can begin there.
+func (s *segmentReader) endOfNext() int64 {
+	var e segmentEntry
+	p := s.peek(BatchHeaderSize)
+	if len(p) <= magicAt || parseEntry(p, &e) != nil || e.validate(s.nextOffset) != nil {
+		return math.MaxInt64
 	}
-	return s.endOr(fmt.Errorf("%w: only zeros from somewhere in a batch on: %w", ErrTornTail, reason))
+	return s.pos + int64(e.header.Size)
 }
 
-// onlyZeros consumes the input up to its end and reports whether it was all
-// zeros. It stops at the first other byte.
-func (s *segmentReader) onlyZeros() bool {
-	for p := s.peek(1); len(p) > 0; p = s.peek(1) {
-		chunk := s.buf[s.start:s.end]
-		for _, c := range chunk {
-			if c != 0 {
-				return false
-			}
-		}
-		s.consume(len(chunk))
+// unwritten says what it means that the length of an entry is zero, which is bad
+// for the given reason.
+func (s *segmentReader) unwritten(reason error) error {
+	s.beginSearch(nil)
+	intact, err := s.searchRest()
+	switch {
+	case intact:
+		return corruptLog(fmt.Errorf("%w, and an intact entry follows", reason))
+	case err != nil:
+		return err
 	}
-	return true
+	return tornTail(reason)
 }
 
-// laterBatch reports whether a whole batch of format v2, with an offset above
-// the given one, lies in the last bytes of the input, behind the beginning of
-// the entry at hand. It requires the input to be consumed to its end.
-func (s *segmentReader) laterBatch(offset int64) bool {
-	behind := int(min(s.pos-s.entryPos-1, lookBack))
-	p := s.buf[s.end-behind : s.end]
-	for ; len(p) >= BatchHeaderSize; p = p[1:] {
-		if p[magicAt] != magicV2 {
-			continue
-		}
-		_, h := decodeBatchHeader(p)
-		if h.BaseOffset > offset && h.validate() == nil && h.VerifyCRC(p) == nil {
-			return true
-		}
-	}
-	return false
+func cutShort(have, size int64) error {
+	return fmt.Errorf("%d of %d bytes of an entry", have, size)
 }
 
-func tornTail(have int, size int64) error {
-	return fmt.Errorf("%w: %d of %d bytes of a batch", ErrTornTail, have, size)
-}
-
+func tornTail(reason error) error   { return fmt.Errorf("%w: %w", ErrTornTail, reason) }
 func corruptLog(reason error) error { return fmt.Errorf("%w: %w", ErrCorruptLog, reason) }
 
-// endOr returns err where the input has come to its end, and the error that
-// came instead where it has not. It requires peek or checksum to have given
-// less than was asked for.
+// endOr returns err at the end of the input, and the error of the source if that
+// came instead. It requires that peek or pass has given less than was asked for.
 func (s *segmentReader) endOr(err error) error {
 	if s.err == io.EOF {
 		return err
@@ -361,9 +320,9 @@ func (s *segmentReader) endOr(err error) error {
 	return fmt.Errorf("idempotence: reading a log: %w", s.err)
 }
 
-// peek returns the next n bytes without consuming them, fewer only where there
-// are no more. It requires n to fit the buffer beside lookBack bytes. What it
-// returns holds until the next call of peek or checksum.
+// peek returns the next n bytes without consuming them, fewer only if there are no
+// more. It requires n to be at most segmentBufferSize. The bytes hold until the
+// next call of peek or pass.
 func (s *segmentReader) peek(n int) []byte {
 	if s.end-s.start < n && s.err == nil {
 		s.fill()
@@ -377,28 +336,50 @@ func (s *segmentReader) consume(n int) {
 	s.pos += int64(n)
 }
 
-// checksum consumes the next n bytes, fewer only where there are no more, and
-// returns their CRC and their number.
-func (s *segmentReader) checksum(n int, table *crc32.Table) (sum uint32, got int) {
-	for got < n {
-		p := s.peek(1)
-		if len(p) == 0 {
-			break
+// pass consumes the next n bytes and shows them to the search. It reports whether
+// there were as many.
+func (s *segmentReader) pass(n int) bool {
+	for n > 0 {
+		shown := s.passSome(n)
+		if shown == 0 {
+			return false
 		}
-		p = s.buf[s.start:min(s.start+n-got, s.end)]
-		sum = crc32.Update(sum, table, p)
-		s.consume(len(p))
-		got += len(p)
+		n -= shown
 	}
-	return sum, got
+	return true
 }
 
-// fill reads until the buffer is full or the source ends. Like io.ReadFull, but
-// an io.ErrUnexpectedEOF of the source stays apart from the end of the input.
+// searchRest consumes the rest of the input, up to the end or until an intact
+// entry is found.
+func (s *segmentReader) searchRest() (intact bool, err error) {
+	for !s.search.found && s.passSome(math.MaxInt) > 0 {
+	}
+	if s.search.found {
+		return true, nil
+	}
+	return false, s.endOr(nil)
+}
+
+// passSome consumes and shows some of the next bytes, at most n, and returns how
+// many. It is 0 only if there are no more.
+func (s *segmentReader) passSome(n int) int {
+	s.peek(BatchHeaderSize)
+	p := s.buf[s.start:s.end]
+	shown := len(p)
+	if s.err == nil {
+		shown -= BatchHeaderSize - 1 // a header that begins later is not complete in p
+	}
+	shown = min(shown, n)
+	s.search.show(p, shown)
+	s.consume(shown)
+	return shown
+}
+
+// fill reads until the buffer is full or the source ends. Unlike io.ReadFull, it
+// keeps an io.ErrUnexpectedEOF of the source apart from the end of the input.
 func (s *segmentReader) fill() {
-	keep := min(s.start, lookBack)
-	s.end = copy(s.buf, s.buf[s.start-keep:s.end])
-	s.start = keep
+	s.end = copy(s.buf, s.buf[s.start:s.end])
+	s.start = 0
 	for empty := 0; s.end < len(s.buf) && s.err == nil; {
 		n, err := s.src.Read(s.buf[s.end:])
 		s.end += n
@@ -410,4 +391,140 @@ func (s *segmentReader) fill() {
 			s.err = io.ErrNoProgress
 		}
 	}
+}
+
+const (
+	// maxClaims is how many entries that seem to have begun may be open at once
+	// in a search. It bounds memory and time: a search reads each byte at most
+	// so many times.
+	maxClaims = 16
+	// searchReach is how far behind the good part an intact entry is looked for,
+	// in offsets. It is far more than any log skips, and so few that random bytes
+	// do not pass for an offset.
+	searchReach = 1 << 40
+)
+
+// search looks for an intact entry at any position of the bytes that it is shown.
+// It reads them once: it verifies every entry that seems to begin in them, all at
+// the same time.
+type search struct {
+	// sum is the checksum, by table, of all bytes shown, for the entry at hand.
+	sum   uint32
+	table *crc32.Table
+
+	from, to int64 // an intact entry has a base offset in from..to-1
+	// legacy says whether an entry of an older format counts. In a log that has
+	// come to format v2, none does.
+	legacy bool
+
+	pos    int64 // position of the next byte, relative to the first one shown
+	claims [maxClaims]claim
+	open   int  // claims in use
+	found  bool // there is one, or too many seem to have begun to tell
+}
+
+// claim is an entry that seems to have begun. Its checksum covers the bytes up to
+// end. Those up to pos are in sum.
+type claim struct {
+	pos, end  int64
+	sum, want uint32
+	table     *crc32.Table
+}
+
+// beginSearch begins a search behind the good part. The entry at hand is e, or nil
+// if its header says nothing.
+func (s *segmentReader) beginSearch(e *segmentEntry) {
+	first := s.entryPos == 0
+	q := &s.search
+	*q = search{table: castagnoli, from: s.nextOffset, to: s.nextOffset, legacy: s.legacy}
+	switch {
+	case e != nil:
+		q.table = e.sumTable
+		q.legacy = s.legacy || first && e.legacy
+		q.to = max(s.nextOffset, e.header.BaseOffset)
+	case first:
+		q.to = math.MaxInt64
+	}
+	if q.to <= math.MaxInt64-searchReach {
+		q.to += searchReach
+	}
+}
+
+// show takes in p[:n]. It requires p to hold the whole header of an entry that
+// begins in p[:n], unless the input ends inside it.
+func (q *search) show(p []byte, n int) {
+	for x := q.candidate(p, 0); x < n && !q.found; x = q.candidate(p, x+1) {
+		q.claim(p[x:], q.pos+int64(x))
+	}
+	for i := 0; i < q.open && !q.found; {
+		if c := &q.claims[i]; c.take(p[:n], q.pos) {
+			q.found = c.sum == c.want
+			q.open--
+			*c = q.claims[q.open]
+		} else {
+			i++
+		}
+	}
+	q.sum = crc32.Update(q.sum, q.table, p[:n])
+	q.pos += int64(n)
+}
+
+// candidate returns the first position in p from x on at which an entry may begin,
+// by its magic, or len(p).
+func (q *search) candidate(p []byte, x int) int {
+	x += magicAt
+	for q.legacy && x < len(p) && p[x] > magicV2 {
+		x++
+	}
+	if x >= len(p) {
+		return len(p)
+	}
+	if q.legacy {
+		return x - magicAt
+	}
+	i := bytes.IndexByte(p[x:], magicV2)
+	if i < 0 {
+		return len(p)
+	}
+	return x + i - magicAt
+}
+
+// claim opens a claim for the entry that begins at p[0], which is at pos, if one
+// can begin there.
+func (q *search) claim(p []byte, pos int64) {
+	if base := int64At(p, baseOffsetAt); base < q.from || base >= q.to || batchSize(p) < minSizeV0 {
+		return
+	}
+	var e segmentEntry
+	if parseEntry(p, &e) != nil || e.validateFields() != nil || !e.plausible() {
+		return
+	}
+	if q.open == maxClaims {
+		q.found = true
+		return
+	}
+	q.claims[q.open] = claim{pos: pos + int64(e.sumFrom), end: pos + int64(e.header.Size), want: e.header.CRC, table: e.sumTable}
+	q.open++
+}
+
+// plausible reports whether no field has a value that no broker has written so far.
+// Random bytes hardly ever pass.
+func (e *segmentEntry) plausible() bool {
+	if e.legacy {
+		return true
+	}
+	b, h := &e.batch, &e.header
+	return h.Attributes>>8 == 0 && h.Attributes.Compression() <= 4 && h.PartitionLeaderEpoch >= -1 &&
+		b.ProducerID >= NoProducerID && b.Epoch >= -1 && b.BaseSequence >= -1
+}
+
+// take continues the checksum of a claim over p, which begins at pos, and reports
+// whether that is complete now.
+func (c *claim) take(p []byte, pos int64) bool {
+	from, to := c.pos-pos, min(c.end-pos, int64(len(p)))
+	if from < to {
+		c.sum = crc32.Update(c.sum, c.table, p[from:to])
+		c.pos = pos + to
+	}
+	return c.pos == c.end
 }
