@@ -8,7 +8,6 @@
 package segment
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -265,8 +264,8 @@ func (l *Log) Broken() error {
 // producer's checksum stays valid.
 func place(b *Batch, baseOffset int64) {
 	b.Header.BaseOffset = baseOffset
-	binary.BigEndian.PutUint64(b.Bytes[0:], uint64(baseOffset))
-	binary.BigEndian.PutUint32(b.Bytes[12:], 0)
+	idempotence.SetBaseOffset(b.Bytes, baseOffset)
+	idempotence.SetPartitionLeaderEpoch(b.Bytes, 0)
 }
 
 // Roll syncs the newest segment and begins a new one at the log's end. It does

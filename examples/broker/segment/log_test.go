@@ -448,7 +448,7 @@ func TestB7_PowerCut(t *testing.T) {
 		wantEqual(t, "error", l.Close(), nil)
 	}
 	t.Logf("%d of %d logs were damaged, %d torn", damaged, trials, torn)
-	if damaged < trials/10 || torn == 0 {
+	if damaged < trials/30 || torn == 0 {
 		t.Errorf("%d of %d logs were damaged and %d torn, want more", damaged, trials, torn)
 	}
 }

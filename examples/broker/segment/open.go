@@ -153,8 +153,7 @@ func (l *Log) scan(s *segment, verify bool) error {
 	if !verify {
 		return l.index(s, info.Size())
 	}
-	m := idempotence.New(idempotence.Config{MaxProducers: 1})
-	good, bad := m.ReplayLog(io.NewSectionReader(s.file, 0, math.MaxInt64))
+	good, bad := idempotence.VerifyLog(io.NewSectionReader(s.file, 0, math.MaxInt64))
 	if err := l.index(s, good.Bytes); err != nil {
 		return err
 	}
