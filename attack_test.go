@@ -176,24 +176,9 @@ func TestReplayFromControlRecordSettlesDoubt(t *testing.T) {
 	}
 }
 
-// A snapshot that was saved survives the Save of one that was taken before it,
-// by a goroutine that was slower: the records below its end offset may have been
-// deleted on the strength of it.
-func TestSaveOfEarlierSnapshotKeepsLater(t *testing.T) {
-	dir := openDisk(t, newDisk(), 1)
-	m := New(Config{})
-	settled(t, m.Commit(31, 0, 0, 1, 0))
-	early := m.Snapshot()
-	settled(t, m.Commit(31, 0, 1, 1, 1))
-	settled(t, dir.Save(m.Snapshot()), dir.Save(early))
-	if end := loaded(t, dir, 2); end != 2 {
-		t.Errorf("loaded the snapshot of %d, want that of 2", end)
-	}
-}
-
 // Other files in the directory are left alone, also such as end like those of a
 // Save that was cut off.
-func TestOpenSnapshotDirLeavesOtherFilesAlone(t *testing.T) {
+func TestLoadLeavesOtherFilesAlone(t *testing.T) {
 	path := t.TempDir()
 	others := filepath.Join(path, "backup"+temporarySuffix)
 	own := filepath.Join(path, "00000000000000000100"+temporarySuffix)
@@ -203,6 +188,9 @@ func TestOpenSnapshotDirLeavesOtherFilesAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dir.Close()
+	if _, err := dir.Load(New(Config{}), 0, 0); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := os.Stat(others); err != nil {
 		t.Errorf("a file that no Save has made: %v", err)
 	}

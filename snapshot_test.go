@@ -130,6 +130,19 @@ type pending struct {
 	l logged
 }
 
+func newSlowLog(t *rapid.T) *slowLog {
+	return &slowLog{t: t, m: New(Config{}), next: map[int64]int32{}, epoch: map[int64]int16{}, reserved: map[int64][]pending{}}
+}
+
+// run does anything, and takes a snapshot in the end.
+func (p *slowLog) run() {
+	deeds := []func(){p.reserve, p.reserve, p.applyHead, p.applyHead, p.settle, p.settle, p.fail, p.newEpoch, p.snapshot}
+	for range 1 + p.pick(80) {
+		deeds[p.pick(len(deeds))]()
+	}
+	p.snapshot()
+}
+
 func (p *slowLog) pick(n int) int { return rapid.IntRange(0, n-1).Draw(p.t, "pick") }
 
 func (p *slowLog) reserve() {
@@ -222,12 +235,8 @@ func (p *slowLog) rebuilt(m *ProducerStateManager) *ProducerStateManager {
 // state that a replay of the whole log comes to.
 func TestSnapshotOfPipeline(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		p := &slowLog{t: t, m: New(Config{}), next: map[int64]int32{}, epoch: map[int64]int16{}, reserved: map[int64][]pending{}}
-		deeds := []func(){p.reserve, p.reserve, p.applyHead, p.applyHead, p.settle, p.settle, p.fail, p.newEpoch, p.snapshot}
-		for range 1 + p.pick(80) {
-			deeds[p.pick(len(deeds))]()
-		}
-		p.snapshot()
+		p := newSlowLog(t)
+		p.run()
 		want := withoutActivity(stateOf(p.rebuilt(New(Config{}))))
 		for _, s := range p.snapshots {
 			m := restored(t, Config{}, written(t, s))
@@ -374,7 +383,7 @@ func TestFault_F4_RestoreEvictsNothing(t *testing.T) {
 			if err := dir.Save(m.Snapshot()); err != nil {
 				return err
 			}
-			_, err := dir.Load(n, 6)
+			_, err := dir.Load(n, 0, 6)
 			return err
 		},
 	} {

@@ -10,14 +10,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 )
 
-// This file keeps snapshots in a directory. The rule behind it: a file under its
-// final name is whole. It is written under another name, forced to disk, and only
-// then renamed, and the rename is forced to disk before anything older is
-// removed. So whatever fails, and wherever a crash comes, what is loaded
-// afterwards is the state before or the state after, and never something between.
+// This file keeps snapshots in a directory. A file under its final name is
+// complete: it is written under another name, synced, and then renamed, and the
+// rename is synced before anything older is removed. So after any failure or
+// crash, Load finds the state from before a Save or the one from after it.
 
 const (
 	snapshotSuffix  = ".idps"
@@ -25,8 +23,7 @@ const (
 	lockName        = "idps.lock"
 	offsetDigits    = 20 // of the end offset in a name, as in Kafka's
 
-	// keepByDefault is one to load, and one in case it cannot be read.
-	keepByDefault = 2
+	defaultKeep = 2 // one to load, and one in case that cannot be read
 )
 
 // Returned by SnapshotDir.
@@ -36,20 +33,23 @@ var (
 	// whatever this directory does, so the broker must not start.
 	ErrSnapshotDirInUse error = &reason{text: "snapshot directory is in use", code: codeKafkaStorageError}
 
-	// ErrStaleSnapshot: the log was cut, or deleted, after the snapshot was
-	// taken, so it may hold batches that are gone. It is not saved. The broker
-	// takes another one.
+	// ErrStaleSnapshot: the log was truncated or recreated after the snapshot
+	// was taken, so the snapshot may hold batches that are gone. It is not
+	// saved. The broker takes another one.
 	ErrStaleSnapshot error = &reason{text: "log was cut after the snapshot", code: codeKafkaStorageError}
 )
 
-// SnapshotDir is a directory with the snapshots of one log, each in a file named
-// by its end offset in 20 digits and the suffix .idps. Other files in it are left alone, so it may be
-// the directory of the log.
+// SnapshotDir is a directory with the snapshots of one log. Each is in a file
+// named by its end offset, in 20 digits, with the suffix .idps. Other files are
+// left alone, so it may be the directory of the log.
 //
-// The broker calls Load at its start, Save when a segment is rolled and at
-// shutdown, and DropAfter whenever the log is cut. Make one with OpenSnapshotDir.
-// It is safe for concurrent use; its methods wait for each other. It must not be
-// copied.
+// The broker calls Load at its start, Save when it rolls a segment and when it
+// shuts down, and DropAfter when it truncates the log. After a recovery that
+// replayed much of the log it calls Save at once: otherwise a broker that is
+// killed again replays it again.
+//
+// Create one with OpenSnapshotDir. It is safe for concurrent use; its methods
+// wait for each other. Do not copy it.
 type SnapshotDir struct {
 	path string
 	keep int
@@ -57,98 +57,60 @@ type SnapshotDir struct {
 	lock io.Closer
 
 	mu sync.Mutex
-	// intact has the end offsets of files that this SnapshotDir knows to be
-	// whole, from having written or read them.
-	intact map[int64]bool
-	// saved is what Save has written last, but for what was overtaken.
-	saved provenance
+	// intact holds the snapshots that were written or read without an error: the
+	// log end offset of each by its end offset.
+	intact map[int64]int64
 }
 
-// provenance says of which manager a snapshot is, and how often its log had been
-// cut then. Two with the same have one history, in which end offsets rise.
-type provenance struct {
-	truncations       *atomic.Uint64
-	truncationsBefore uint64
-	endOffset         int64
-}
-
-func provenanceOf(s *Snapshot) provenance {
-	return provenance{s.truncations, s.truncationsBefore, s.EndOffset()}
-}
-
-// overtakes reports whether q is an earlier snapshot of the same history.
-func (p provenance) overtakes(q provenance) bool {
-	return p.truncations == q.truncations && p.truncationsBefore == q.truncationsBefore && p.endOffset > q.endOffset
-}
-
-// OpenSnapshotDir opens the directory at path, and makes it if it does not exist.
-// keep is how many snapshots to keep, 2 if it is 0 or less: more than one, so
-// that an older one is left where the newest cannot be read.
+// OpenSnapshotDir opens the directory at path, and creates it if it does not
+// exist. keep is the number of snapshots to keep; zero or less means 2. With more
+// than one, an older one is left where the newest cannot be read.
 //
-// It locks the directory until Close, against a second process that was started
-// by mistake: with flock on a file in it, idps.lock, or by opening that without
-// sharing on Windows. Either ends with the process, however that ends. Where the
-// system has neither, there is no lock. ErrSnapshotDirInUse says that somebody
-// else has it. Files left over from a crash in the middle of a Save are removed.
+// It locks the directory until Close, against a second process started by
+// mistake: it holds a flock on the file idps.lock, or on Windows opens that file
+// without sharing. Either lock ends with the process. On systems that have
+// neither, nothing is locked. It returns ErrSnapshotDirInUse if the directory is
+// locked already, and otherwise the error of the file system, wrapped.
 func OpenSnapshotDir(path string, keep int) (*SnapshotDir, error) {
 	return openSnapshotDir(osFileSystem{}, path, keep)
 }
 
 func openSnapshotDir(fs fileSystem, path string, keep int) (*SnapshotDir, error) {
 	if keep <= 0 {
-		keep = keepByDefault
+		keep = defaultKeep
 	}
-	d := &SnapshotDir{path: path, keep: keep, fs: fs, intact: make(map[int64]bool)}
-	if err := d.open(); err != nil {
+	err := fs.makeDir(path)
+	var lock io.Closer
+	if err == nil {
+		lock, err = fs.lock(filepath.Join(path, lockName))
+	}
+	if err != nil {
 		return nil, fmt.Errorf("idempotence: opening a snapshot directory: %w", err)
 	}
-	return d, nil
+	return &SnapshotDir{path: path, keep: keep, fs: fs, lock: lock, intact: make(map[int64]int64)}, nil
 }
 
-func (d *SnapshotDir) open() error {
-	if err := d.fs.makeDir(d.path); err != nil {
-		return err
-	}
-	lock, err := d.fs.lock(filepath.Join(d.path, lockName))
-	if err != nil {
-		return err
-	}
-	d.lock = lock
-	if err := d.removeTemporary(); err != nil {
-		return errors.Join(err, lock.Close())
-	}
-	return nil
-}
-
-// removeTemporary removes what a crash in the middle of a Save has left.
-func (d *SnapshotDir) removeTemporary() error {
-	names, err := d.fs.list(d.path)
-	for _, name := range names {
-		if isTemporary(name) {
-			err = errors.Join(err, d.fs.remove(filepath.Join(d.path, name)))
-		}
-	}
-	return err
-}
-
-// Close gives up the lock of the directory. Nothing else may be called after it.
+// Close releases the lock of the directory. The SnapshotDir must not be used
+// afterwards.
 func (d *SnapshotDir) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.lock.Close()
 }
 
-// Save writes a snapshot to the directory, in place of one with the same end
-// offset, and forces it to disk. It then removes those that are older than the
-// newest few to keep, of which it counts only intact ones, and those past the
-// end offset of s, which are of a log that was cut since. Where two are saved
-// in another order than they were taken in, the later one stays.
+// Save writes a snapshot to the directory and syncs it. It replaces a snapshot
+// with the same end offset. It then removes the snapshots that reach further than
+// s, since the log was truncated after them, and those older than the newest
+// intact ones it keeps.
 //
-// The error is nil if s is on disk and will survive. It is ErrStaleSnapshot if
-// the log was cut since s was taken. On any error Load gives what was there
-// before, or s; nothing is removed that could still be needed.
+// Save snapshots in the order in which they were taken. An older one that is
+// saved after a newer one removes it, which costs a longer replay.
 //
-// It takes as long as the disk does: call it outside any lock.
+// If the error is nil, s is on disk. It is ErrStaleSnapshot if the log was
+// truncated after s was taken, and otherwise the error of the file system,
+// wrapped. After an error Load gives s or what it gave before.
+//
+// It takes as long as the disk does: call it without holding a lock.
 func (d *SnapshotDir) Save(s *Snapshot) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -158,44 +120,34 @@ func (d *SnapshotDir) Save(s *Snapshot) error {
 	if err := d.save(s); err != nil {
 		return fmt.Errorf("idempotence: saving a snapshot: %w", err)
 	}
-	var err error
-	if from := provenanceOf(s); !d.saved.overtakes(from) {
-		// Those past it are of a log that was cut since.
-		d.saved = from
-		err = d.dropNewer(s.EndOffset())
-	}
-	if err == nil {
-		err = d.retain()
-	}
-	if err != nil {
+	if err := d.retain(s.EndOffset(), s.LogEndOffset()); err != nil {
 		return fmt.Errorf("idempotence: removing old snapshots: %w", err)
 	}
 	return nil
 }
 
 func (d *SnapshotDir) save(s *Snapshot) error {
-	name := d.name(s.EndOffset())
+	name := snapshotName(s.EndOffset())
 	temporary := strings.TrimSuffix(name, snapshotSuffix) + temporarySuffix
+	delete(d.intact, s.EndOffset()) // of the file that is replaced
 	err := d.write(s, temporary)
 	if err == nil {
-		err = d.fs.rename(temporary, name)
+		err = d.fs.rename(d.file(temporary), d.file(name))
 	}
 	if err != nil {
-		// What this error says is of no interest: it is removed once more
-		// when the directory is opened.
-		d.fs.remove(temporary)
+		d.fs.remove(d.file(temporary)) // or else Load does, and reports the error
 		return err
 	}
 	if err := d.fs.syncDir(d.path); err != nil {
 		return err
 	}
-	d.intact[s.EndOffset()] = true
+	d.intact[s.EndOffset()] = s.LogEndOffset()
 	return nil
 }
 
-// write makes a file of a snapshot, and forces it to disk.
+// write writes a snapshot to a file and syncs it.
 func (d *SnapshotDir) write(s *Snapshot, name string) error {
-	f, err := d.fs.create(name)
+	f, err := d.fs.create(d.file(name))
 	if err != nil {
 		return err
 	}
@@ -206,88 +158,102 @@ func (d *SnapshotDir) write(s *Snapshot, name string) error {
 	return errors.Join(err, f.Close())
 }
 
-// retain removes what is older than the newest few intact snapshots.
-func (d *SnapshotDir) retain() error {
-	offsets, err := d.endOffsets()
+// retain removes the snapshots past the one that was just saved, and those older
+// than the newest intact ones to keep.
+func (d *SnapshotDir) retain(endOffset, logEndOffset int64) error {
+	offsets, _, err := d.list()
+	if err != nil {
+		return err
+	}
+	var past, old []int64
 	kept := 0
 	for _, offset := range offsets {
-		if kept == d.keep {
-			err = errors.Join(err, d.remove(offset))
-		} else if d.isIntact(offset) {
+		switch {
+		case offset > endOffset || d.logEndOffset(offset) > logEndOffset:
+			past = append(past, offset)
+		case kept == d.keep:
+			old = append(old, offset)
+		case d.isIntact(offset):
 			kept++
 		}
 	}
-	return err
+	if err := d.drop(namesOf(past)); err != nil {
+		return err
+	}
+	return d.remove(namesOf(old))
 }
 
 // isIntact reports whether a file has the bytes that were written to it.
 func (d *SnapshotDir) isIntact(offset int64) bool {
-	if !d.intact[offset] {
-		f, err := d.fs.open(d.name(offset))
-		if err != nil {
-			return false
-		}
-		defer f.Close()
-		d.intact[offset] = verifySnapshot(f) == nil
+	if _, ok := d.intact[offset]; ok {
+		return true
 	}
-	return d.intact[offset]
+	f, err := d.fs.open(d.file(snapshotName(offset)))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	if verifySnapshot(f) != nil {
+		return false
+	}
+	d.intact[offset] = d.logEndOffset(offset)
+	return true
 }
 
-func (d *SnapshotDir) remove(offset int64) error {
-	delete(d.intact, offset)
-	return d.fs.remove(d.name(offset))
-}
-
-// LoadResult says what Load has found.
+// LoadResult is what Load found.
 type LoadResult struct {
 	// Found says that a snapshot was restored.
 	Found bool
-	// EndOffset is the offset to replay the log from: the end offset of the
-	// snapshot. Where none was found it is 0, and the log must be replayed from
-	// its start.
+	// EndOffset is the offset from which to replay the log: the end offset of
+	// the snapshot, or the log's start where none was found.
 	EndOffset int64
-	// PassedOver has an error for each newer snapshot that could not be
-	// restored, and one if what is past the log's end could not be removed. Tell
-	// somebody: the disk may be failing.
-	PassedOver []error
+	// Skipped has an error for each newer snapshot that could not be restored,
+	// and one if useless files could not be removed. Report them: the disk may
+	// be failing.
+	Skipped []error
 }
 
-// Load restores the newest snapshot that is intact, of the manager's log, and not
-// past logEnd, the end offset of the log after a torn tail has been cut off. What
-// is past it is of records that a crash has lost, and is removed, as DropAfter
-// does: the log would grow past it again, and then it would be taken for true.
-// Where a snapshot cannot be restored, Load takes the next older one; where there
-// is none, the state is untouched, so restore into a new manager or Reset the old
-// one first.
+// Load restores the newest snapshot of the manager's log that is intact and lies
+// within the log. logStart is the log's start offset, or 0, and logEnd its end
+// offset after a torn tail was cut off. A snapshot lies within the log if its
+// EndOffset is not below logStart, since the batches in between are missing, and
+// its LogEndOffset not above logEnd, since it may hold batches that are gone.
+// Load removes the others, and what an interrupted Save left.
 //
-// The error is nil unless the directory cannot be read, or none could be restored
-// and one of them because it could not be read: it might be good. The state is
-// untouched then too.
-func (d *SnapshotDir) Load(m *ProducerStateManager, logEnd int64) (LoadResult, error) {
+// Where no snapshot is found, the state is untouched: load into a new manager, or
+// call Reset before.
+//
+// The error is nil unless the directory could not be read, or no snapshot was
+// restored and one could not be read, which may have been intact. The state is
+// untouched then.
+func (d *SnapshotDir) Load(m *ProducerStateManager, logStart, logEnd int64) (LoadResult, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var res LoadResult
-	offsets, err := d.endOffsets()
+	res := LoadResult{EndOffset: logStart}
+	offsets, temporary, err := d.list()
 	if err != nil {
 		return res, fmt.Errorf("idempotence: loading a snapshot: %w", err)
 	}
-	past, offsets := splitAt(offsets, logEnd)
-	if err := d.drop(past); err != nil {
-		res.PassedOver = append(res.PassedOver, fmt.Errorf("removing what is past offset %d: %w", logEnd, err))
+	var within []int64
+	useless := temporary
+	for _, offset := range offsets {
+		if offset < logStart || d.reachesPast(offset, logEnd) {
+			useless = append(useless, snapshotName(offset))
+		} else {
+			within = append(within, offset)
+		}
+	}
+	if err := d.drop(useless); err != nil {
+		res.Skipped = append(res.Skipped, fmt.Errorf("idempotence: removing useless snapshots: %w", err))
 	}
 	var unread error
-	for _, offset := range offsets {
+	for _, offset := range within {
 		err := d.load(m, offset, logEnd)
 		if err == nil {
 			res.Found, res.EndOffset = true, offset
 			return res, nil
 		}
-		if errors.Is(err, errPastLogEnd) {
-			if err = d.drop([]int64{offset}); err == nil {
-				continue
-			}
-		}
-		res.PassedOver = append(res.PassedOver, fmt.Errorf("%s: %w", filepath.Base(d.name(offset)), err))
+		res.Skipped = append(res.Skipped, fmt.Errorf("%s: %w", snapshotName(offset), err))
 		if !errors.Is(err, ErrCorruptSnapshot) && !errors.Is(err, ErrSnapshotLog) {
 			unread = errors.Join(unread, err)
 		}
@@ -295,130 +261,133 @@ func (d *SnapshotDir) Load(m *ProducerStateManager, logEnd int64) (LoadResult, e
 	return res, unread
 }
 
-// errPastLogEnd says that a snapshot was taken when the log was longer.
-var errPastLogEnd = errors.New("idempotence: log is shorter than when the snapshot was taken")
-
 // load restores one snapshot.
 func (d *SnapshotDir) load(m *ProducerStateManager, offset, logEnd int64) error {
-	f, err := d.fs.open(d.name(offset))
+	f, err := d.fs.open(d.file(snapshotName(offset)))
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	n, err := readSnapshot(f, m.cfg)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
-	}
-	if n.endOffset != offset {
+	case n.endOffset != offset:
 		return fmt.Errorf("%w: its end offset is %d, its name says %d", ErrCorruptSnapshot, n.endOffset, offset)
+	case n.restoredLogEnd > logEnd: // its header could not be read before
+		return fmt.Errorf("%w: it ended at %d, and ends at %d", ErrStaleSnapshot, n.restoredLogEnd, logEnd)
 	}
-	d.intact[offset] = true
-	if n.restoredLogEnd > logEnd {
-		return errPastLogEnd
-	}
+	d.intact[offset] = n.restoredLogEnd
 	m.replace(n)
 	return nil
 }
 
-// DropAfter removes the snapshots that were taken when the log reached past to,
-// since it was cut to end there: call it after [ProducerStateManager.Truncate] and
-// before anything is appended, or they would be taken for snapshots of what is
-// appended then. After [ProducerStateManager.Reset], call it with -1. They are gone from
-// the disk when it returns without an error.
+// DropAfter removes the snapshots whose LogEndOffset is above to, the offset at
+// which the log was truncated. Call it after [ProducerStateManager.Truncate] and
+// before anything is appended: otherwise Load may restore one once the log has
+// grown past it again. After [ProducerStateManager.Reset], call it with -1. If the
+// error is nil, they are gone from the disk; otherwise it is that of the file
+// system, wrapped.
 //
-// A Save that is under way is waited for, and its snapshot dropped as well; one
-// that has not begun yet refuses a snapshot from before the cut.
+// It waits for a Save in progress and drops its snapshot too. A later Save
+// refuses snapshots from before the truncation.
 func (d *SnapshotDir) DropAfter(to int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	offsets, err := d.endOffsets()
-	past, rest := splitAt(offsets, to)
-	for _, offset := range rest {
-		if d.logEnd(offset) > to {
-			past = append(past, offset)
-		}
-	}
-	if err = errors.Join(err, d.drop(past)); err != nil {
+	offsets, _, err := d.list()
+	past := slices.DeleteFunc(offsets, func(offset int64) bool { return !d.reachesPast(offset, to) })
+	if err = errors.Join(err, d.drop(namesOf(past))); err != nil {
 		return fmt.Errorf("idempotence: dropping snapshots past offset %d: %w", to, err)
 	}
 	return nil
 }
 
-// dropNewer removes the snapshots with an end offset past to.
-func (d *SnapshotDir) dropNewer(to int64) error {
-	offsets, err := d.endOffsets()
-	past, _ := splitAt(offsets, to)
-	return errors.Join(err, d.drop(past))
+// reachesPast reports whether a snapshot was taken of a log that reached past to.
+func (d *SnapshotDir) reachesPast(offset, to int64) bool {
+	return offset > to || d.logEndOffset(offset) > to
 }
 
-// splitAt parts end offsets, the newest first, into those past to and the rest.
-func splitAt(offsets []int64, to int64) (past, rest []int64) {
-	n := 0
-	for n < len(offsets) && offsets[n] > to {
-		n++
+// logEndOffset returns the log end offset of a snapshot, or its end offset where
+// it cannot be read.
+func (d *SnapshotDir) logEndOffset(offset int64) int64 {
+	if end, ok := d.intact[offset]; ok {
+		return end
 	}
-	return offsets[:n:n], offsets[n:]
-}
-
-// logEnd returns the end of the log when a snapshot was taken, which may lie past
-// its end offset, or that where it cannot be read: Load will find out.
-func (d *SnapshotDir) logEnd(offset int64) int64 {
-	f, err := d.fs.open(d.name(offset))
+	f, err := d.fs.open(d.file(snapshotName(offset)))
 	if err != nil {
 		return offset
 	}
 	defer f.Close()
 	dec := newSnapshotDecoder(f)
 	if head := dec.head(); dec.err == nil {
-		return head.logEndOffset
+		return max(offset, head.logEndOffset)
 	}
 	return offset
 }
 
-// drop removes snapshots, and forces that to disk.
-func (d *SnapshotDir) drop(offsets []int64) (err error) {
-	if len(offsets) == 0 {
+// drop removes files, and syncs the directory if there are any.
+func (d *SnapshotDir) drop(names []string) error {
+	if len(names) == 0 {
 		return nil
 	}
-	for _, offset := range offsets {
-		err = errors.Join(err, d.remove(offset))
-	}
-	return errors.Join(err, d.fs.syncDir(d.path))
+	return errors.Join(d.remove(names), d.fs.syncDir(d.path))
 }
 
-// EndOffsets returns the end offsets of the snapshots in the directory, the
-// newest first. Whether they are intact is not looked at.
+func (d *SnapshotDir) remove(names []string) (err error) {
+	for _, name := range names {
+		if offset, ok := parseSnapshotName(name); ok {
+			delete(d.intact, offset)
+		}
+		err = errors.Join(err, d.fs.remove(d.file(name)))
+	}
+	return err
+}
+
+// EndOffsets returns the end offsets of the snapshots in the directory, newest
+// first, intact or not. It returns the error of the file system, wrapped.
 func (d *SnapshotDir) EndOffsets() ([]int64, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	offsets, err := d.endOffsets()
+	offsets, _, err := d.list()
 	if err != nil {
 		return nil, fmt.Errorf("idempotence: listing snapshots: %w", err)
 	}
 	return offsets, nil
 }
 
-// endOffsets is EndOffsets.
-func (d *SnapshotDir) endOffsets() ([]int64, error) {
+// list returns the end offsets of the snapshots, newest first, and the names of
+// temporary files that an interrupted Save left.
+func (d *SnapshotDir) list() (offsets []int64, temporary []string, err error) {
 	names, err := d.fs.list(d.path)
-	var offsets []int64
 	for _, name := range names {
 		if offset, ok := parseSnapshotName(name); ok {
 			offsets = append(offsets, offset)
+		} else if isTemporary(name) {
+			temporary = append(temporary, name)
 		}
 	}
 	slices.Sort(offsets)
 	slices.Reverse(offsets)
-	return offsets, err
+	return offsets, temporary, err
 }
 
-// name returns the name of the file for an end offset.
-func (d *SnapshotDir) name(offset int64) string {
-	return filepath.Join(d.path, fmt.Sprintf("%0*d%s", offsetDigits, offset, snapshotSuffix))
+func (d *SnapshotDir) file(name string) string { return filepath.Join(d.path, name) }
+
+// snapshotName returns the name of the file for an end offset.
+func snapshotName(offset int64) string {
+	return fmt.Sprintf("%0*d%s", offsetDigits, offset, snapshotSuffix)
 }
 
-// parseSnapshotName returns the end offset that a file is named by, and whether
-// it is a snapshot at all.
+func namesOf(offsets []int64) []string {
+	names := make([]string, len(offsets))
+	for i, offset := range offsets {
+		names[i] = snapshotName(offset)
+	}
+	return names
+}
+
+// parseSnapshotName returns the end offset in the name of a file, and whether it
+// is the name of a snapshot.
 func parseSnapshotName(name string) (int64, bool) {
 	digits, ok := strings.CutSuffix(name, snapshotSuffix)
 	if !ok || len(digits) != offsetDigits || strings.Trim(digits, "0123456789") != "" {
@@ -428,7 +397,7 @@ func parseSnapshotName(name string) (int64, bool) {
 	return offset, err == nil
 }
 
-// isTemporary reports whether a file is a snapshot that is not whole yet.
+// isTemporary reports whether a file was written by a Save that has not ended.
 func isTemporary(name string) bool {
 	digits, ok := strings.CutSuffix(name, temporarySuffix)
 	_, named := parseSnapshotName(digits + snapshotSuffix)

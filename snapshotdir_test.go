@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
 )
 
 // This file tests the directory of snapshots: on a disk in memory of which each
@@ -28,6 +29,7 @@ type disk struct {
 	locked  bool
 	steps   []string // what was done, with the step's number
 	faults  map[int]fault
+	failing string // every step of this name fails
 }
 
 type inode struct{ data, synced []byte }
@@ -59,6 +61,9 @@ func (d *disk) do(what string, effect func()) error {
 		if at < n && f >= crashes0 {
 			return errCrash
 		}
+	}
+	if what == d.failing {
+		return errFault
 	}
 	switch d.faults[n] {
 	case fails:
@@ -199,7 +204,7 @@ func openDisk(t testing.TB, d *disk, keep int) *SnapshotDir {
 func loaded(t testing.TB, dir *SnapshotDir, logEnd int64) int64 {
 	t.Helper()
 	m := New(Config{})
-	res, err := dir.Load(m, logEnd)
+	res, err := dir.Load(m, 0, logEnd)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -343,16 +348,97 @@ func TestLoadDropsWhatIsLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.steps, d.faults = nil, map[int]fault{1: fails}
-	res, err := dir.Load(New(Config{}), 1)
-	if err != nil || res.EndOffset != 1 || len(res.PassedOver) != 1 || !errors.Is(res.PassedOver[0], syscall.ENOSPC) {
+	res, err := dir.Load(New(Config{}), 0, 1)
+	if err != nil || res.EndOffset != 1 || len(res.Skipped) != 1 || !errors.Is(res.Skipped[0], syscall.ENOSPC) {
 		t.Errorf("what is past the end cannot be removed: %+v, %v", res, err)
 	}
 }
 
-// TestLoadPassesOver: what is not intact or of another log is passed over, and an
+// TestFault_F9_LogStart: retention has deleted what lies between a snapshot and
+// the log. The snapshot is not loaded: a producer in it would be taken for one
+// that has not sent anything since.
+func TestFault_F9_LogStart(t *testing.T) {
+	dir := openDisk(t, newDisk(), 2)
+	m := New(Config{})
+	commit := func(pid int64, from, to int32, base int64) {
+		t.Helper()
+		for seq := from; seq <= to; seq++ {
+			if err := m.Commit(pid, 0, seq, 1, base+int64(seq-from)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := dir.Save(m.Snapshot()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	commit(40, 0, 2, 0) // snapshot at 3
+	commit(40, 3, 8, 3)
+	commit(50, 0, 3, 9) // snapshot at 13
+	for _, tt := range []struct {
+		logStart int64
+		damaged  bool
+		from     int64
+		left     []int64
+	}{
+		{9, false, 13, []int64{13, 9}},
+		{9, true, 9, []int64{13, 9}}, // nothing is missing between 9 and the log
+		{10, true, 10, []int64{13}},
+		{10, false, 13, []int64{13}},
+		{14, false, 14, nil},
+	} {
+		newest := dir.fs.(*disk).names[dir.file(snapshotName(13))]
+		if tt.damaged {
+			newest.data[30] ^= 1
+		}
+		n := New(Config{})
+		res, err := dir.Load(n, tt.logStart, 20)
+		if err != nil || res.EndOffset != tt.from || res.Found != (tt.from == 9 || tt.from == 13) || len(res.Skipped) > 0 != tt.damaged {
+			t.Errorf("log from %d, newest damaged %t: %+v, %v", tt.logStart, tt.damaged, res, err)
+		}
+		if diff := cmp.Diff(tt.left, endOffsets(t, dir)); diff != "" {
+			t.Errorf("log from %d: snapshots (-want +got)\n%s", tt.logStart, diff)
+		}
+		if tt.from == 10 {
+			if _, err := n.Check(40, 0, 9, 1); !errors.Is(err, ErrUnknownProducer) {
+				t.Errorf("the next batch of producer 40: %v, want %v", err, ErrUnknownProducer)
+			}
+		}
+		if tt.damaged {
+			newest.data[30] ^= 1
+		}
+	}
+}
+
+// TestLeftoversAreReported: what an interrupted Save left, and a snapshot that
+// does not lie within the log, are removed by Load. Where that fails, it is
+// reported, and a snapshot is loaded all the same.
+func TestLeftoversAreReported(t *testing.T) {
+	for _, name := range []string{"00000000000000000002.idps.tmp", snapshotName(1), snapshotName(9)} {
+		for _, fails := range []bool{false, true} {
+			d := newDisk()
+			dir := openDisk(t, d, 2)
+			if err := dir.Save(logOf(t, 5).Snapshot()); err != nil {
+				t.Fatal(err)
+			}
+			d.names[dir.file(name)] = &inode{}
+			if fails {
+				d.failing = "remove"
+			}
+			res, err := dir.Load(New(Config{}), 3, 7)
+			if err != nil || res.EndOffset != 5 || len(res.Skipped) > 0 != fails || fails && !errors.Is(res.Skipped[0], syscall.ENOSPC) {
+				t.Errorf("%s, removing it fails %t: %+v, %v", name, fails, res, err)
+			}
+			if _, left := d.names[dir.file(name)]; left != fails {
+				t.Errorf("%s, removing it fails %t: left %t", name, fails, left)
+			}
+		}
+	}
+}
+
+// TestLoadSkips: what is not intact or of another log is passed over, and an
 // older one is loaded without an error; with a reading error only if there is
 // none.
-func TestLoadPassesOver(t *testing.T) {
+func TestLoadSkips(t *testing.T) {
 	d := newDisk()
 	dir := openDisk(t, d, 10)
 	for n := 1; n <= 6; n++ {
@@ -360,7 +446,7 @@ func TestLoadPassesOver(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	node := func(n int64) *inode { return d.names[dir.name(n)] }
+	node := func(n int64) *inode { return d.names[dir.file(snapshotName(n))] }
 	node(6).data = node(6).data[:50]
 	node(5).data[4]++ // the version
 	node(4).data = node(3).data
@@ -369,36 +455,36 @@ func TestLoadPassesOver(t *testing.T) {
 	node(3).data = encoded(t, other)
 
 	m := New(Config{LogID: [16]byte{8}})
-	res, err := dir.Load(m, 100)
-	if err != nil || !res.Found || res.EndOffset != 2 || len(res.PassedOver) != 4 {
+	res, err := dir.Load(m, 0, 100)
+	if err != nil || !res.Found || res.EndOffset != 2 || len(res.Skipped) != 4 {
 		t.Fatalf("%+v, %v", res, err)
 	}
 	for i, want := range []error{ErrCorruptSnapshot, ErrSnapshotVersion, ErrCorruptSnapshot, ErrSnapshotLog} {
-		got := res.PassedOver[i]
-		if !errors.Is(got, want) || !strings.HasPrefix(got.Error(), filepath.Base(dir.name(int64(6-i)))+": idempotence: ") {
+		got := res.Skipped[i]
+		if !errors.Is(got, want) || !strings.HasPrefix(got.Error(), filepath.Base(dir.file(snapshotName(int64(6-i))))+": idempotence: ") {
 			t.Errorf("%d: %v", 6-i, got)
 		}
 	}
 
-	d.names = map[string]*inode{dir.name(6): {data: []byte("idps")}, dir.name(5): {data: nil}}
+	d.names = map[string]*inode{dir.file(snapshotName(6)): {data: []byte("idps")}, dir.file(snapshotName(5)): {data: nil}}
 	before := encoded(t, m)
-	if res, err := dir.Load(m, 100); err != nil || res.Found || len(res.PassedOver) != 2 {
+	if res, err := dir.Load(m, 0, 100); err != nil || res.Found || len(res.Skipped) != 2 {
 		t.Errorf("nothing intact: %+v, %v", res, err)
 	}
 	d.steps, d.faults = nil, map[int]fault{1: fails}
-	if res, err := dir.Load(m, 100); !errors.Is(err, syscall.ENOSPC) || res.Found || len(res.PassedOver) != 2 {
+	if res, err := dir.Load(m, 0, 100); !errors.Is(err, syscall.ENOSPC) || res.Found || len(res.Skipped) != 2 {
 		t.Errorf("one cannot be read, and the other is corrupt: %+v, %v", res, err)
 	}
 	d.steps, d.faults = nil, map[int]fault{0: fails}
-	if _, err := dir.Load(m, 100); !errors.Is(err, syscall.ENOSPC) {
+	if _, err := dir.Load(m, 0, 100); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("the directory cannot be read: %v", err)
 	}
 	if !bytes.Equal(before, encoded(t, m)) {
 		t.Error("the state was touched")
 	}
-	d.names[dir.name(4)] = &inode{data: encoded(t, logOf(t, 4))}
+	d.names[dir.file(snapshotName(4))] = &inode{data: encoded(t, logOf(t, 4))}
 	d.steps, d.faults = nil, map[int]fault{1: fails}
-	if res, err := dir.Load(m, 100); err != nil || res.EndOffset != 4 {
+	if res, err := dir.Load(m, 0, 100); err != nil || res.EndOffset != 4 {
 		t.Errorf("one cannot be read, and there is an older one: %+v, %v", res, err)
 	}
 }
@@ -427,7 +513,7 @@ func TestRetention(t *testing.T) {
 	if err := dir.Close(); err != nil {
 		t.Fatal(err)
 	}
-	d.names[dir.name(3)].data[30]++
+	d.names[dir.file(snapshotName(3))].data[30]++
 	dir = openDisk(t, d, 2) // which does not know that 3 was written well once
 	save(4)
 	has(4, 3, 2)
@@ -507,17 +593,10 @@ func TestOpenFaults(t *testing.T) {
 	steps := d.steps
 	for at := range steps {
 		d := newDisk()
-		d.names[filepath.Join("snapshots", "00000000000000000013.idps.tmp")] = &inode{}
 		d.faults[at] = fails
 		if _, err := openSnapshotDir(d, "snapshots", 1); !errors.Is(err, syscall.ENOSPC) || d.locked {
 			t.Errorf("step %d, %s: %v, locked %t", at, steps[at], err, d.locked)
 		}
-	}
-	d = newDisk()
-	d.names[filepath.Join("snapshots", "00000000000000000013.idps.tmp")] = &inode{}
-	d.faults[2] = fails
-	if _, err := openSnapshotDir(d, "snapshots", 1); !errors.Is(err, syscall.ENOSPC) || d.locked {
-		t.Errorf("a leftover that stays: %v, locked %t", err, d.locked)
 	}
 }
 
@@ -540,7 +619,7 @@ func TestDropAfter(t *testing.T) {
 			t.Errorf("(-want +got)\n%s", diff)
 		}
 	}
-	for _, at := range []int{0, 2, 3, 4} { // list, open 1 to see how far it reached, remove 3, remove 2, syncDir
+	for _, at := range []int{0, 2, 3, 4} { // list, open 1 for its log end offset, remove 3, remove 2, syncDir
 		again := d.afterCrash(true, nil)
 		dir := openDisk(t, again, 10)
 		again.steps, again.faults = nil, map[int]fault{at: fails}
@@ -548,6 +627,43 @@ func TestDropAfter(t *testing.T) {
 			t.Errorf("step %d of %v: %v", at, again.steps, err)
 		}
 	}
+}
+
+// TestSnapshotsSavedInAnyOrder: in whatever order snapshots of one log are saved,
+// also such with equal end offsets, what is loaded and a replay from there give
+// the state of the whole log. Saved in the order in which they were taken, it is
+// the newest that is loaded.
+func TestSnapshotsSavedInAnyOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p := newSlowLog(t)
+		p.run()
+		inOrder := p.pick(4) == 0
+		snapshots := slices.Clone(p.snapshots)
+		if !inOrder {
+			snapshots = rapid.Permutation(snapshots).Draw(t, "order")
+		}
+		dir, err := openSnapshotDir(newDisk(), "snapshots", 1+p.pick(3))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range snapshots {
+			if err := dir.Save(s); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m := New(Config{})
+		res, err := dir.Load(m, 0, p.end)
+		if err != nil || !res.Found {
+			t.Fatalf("%+v, %v", res, err)
+		}
+		if newest := p.snapshots[len(p.snapshots)-1]; inOrder && res.EndOffset != newest.EndOffset() {
+			t.Fatalf("loaded %d, want %d", res.EndOffset, newest.EndOffset())
+		}
+		want, got := withoutActivity(stateOf(p.rebuilt(New(Config{})))), withoutActivity(stateOf(p.rebuilt(m)))
+		if !cmp.Equal(want, got) {
+			t.Fatalf("log %+v, loaded at %d (-log +snapshot and log):\n%s", p.log, res.EndOffset, cmp.Diff(want, got))
+		}
+	})
 }
 
 // TestStaleSnapshot: a snapshot from before a cut is not saved after it, or it
@@ -602,7 +718,7 @@ func TestCase_SNAP_CORRUPT(t *testing.T) {
 	restart := func(from int64) {
 		t.Helper()
 		p.m = New(p.cfg)
-		res, err := dir.Load(p.m, p.end)
+		res, err := dir.Load(p.m, 0, p.end)
 		if err != nil || res.EndOffset != from {
 			t.Fatalf("loaded %+v, %v, want %d", res, err, from)
 		}
@@ -623,7 +739,7 @@ func TestCase_SNAP_CORRUPT(t *testing.T) {
 	produce(3, 3, Result{Append, 3})
 	save()
 	restart(6)
-	s, u := dir.name(3), dir.name(6)
+	s, u := dir.file(snapshotName(3)), dir.file(snapshotName(6))
 	good, err := os.ReadFile(u)
 	if err != nil {
 		t.Fatal(err)
@@ -685,7 +801,7 @@ func TestCase_SNAP_DELETE_RACE(t *testing.T) {
 		t.Errorf("loaded %d", end)
 	}
 	p.m = New(p.cfg)
-	if _, err := dir.Load(p.m, p.end); err != nil {
+	if _, err := dir.Load(p.m, 0, p.end); err != nil {
 		t.Fatal(err)
 	}
 	produce(1, Result{Duplicate, 1})
@@ -791,8 +907,8 @@ func TestSnapshotOfShorterLog(t *testing.T) {
 			}
 		}
 		n := New(Config{})
-		res, err := dir.Load(n, tt.logEnd)
-		if err != nil || res.Found != tt.found || len(res.PassedOver) > 0 {
+		res, err := dir.Load(n, 0, tt.logEnd)
+		if err != nil || res.Found != tt.found || len(res.Skipped) > 0 {
 			t.Errorf("a log that ends at %d: %+v, %v", tt.logEnd, res, err)
 		}
 		if left := len(endOffsets(t, dir)); left > 0 != tt.found {
