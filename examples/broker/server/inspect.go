@@ -51,7 +51,7 @@ func Inspect(dir string) (Recovery, error) {
 	}
 	r := Recovery{Producers: idempotence.New(cfg), Cut: log.Cut()}
 	found, err := recoverProducers(r.Producers, log, snapshots.SnapshotDir)
-	r.Snapshot, r.NotLoaded = found.EndOffset, found.PassedOver
+	r.Snapshot, r.NotLoaded = found.EndOffset, found.Skipped
 	return r, err
 }
 

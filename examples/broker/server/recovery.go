@@ -62,7 +62,7 @@ func (p *partition) recover() error {
 	if err != nil {
 		return err
 	}
-	for _, err := range found.PassedOver {
+	for _, err := range found.Skipped {
 		p.cfg.Log.Warn("snapshot not loaded", "log", p.dir, "err", err)
 	}
 	end := p.log.End()
@@ -83,9 +83,9 @@ func recoverProducers(m *idempotence.ProducerStateManager, log *segment.Log, sna
 	if err := snapshots.DropAfter(log.End()); err != nil {
 		return idempotence.LoadResult{}, err
 	}
-	found, err := snapshots.Load(m, log.End())
+	found, err := snapshots.Load(m, log.Start(), log.End())
 	if err != nil {
-		found.PassedOver = append(found.PassedOver, err)
+		found.Skipped = append(found.Skipped, err)
 	}
 	return found, log.Replay(found.EndOffset, m.ReplayLog)
 }
