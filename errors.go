@@ -21,6 +21,10 @@ type reason struct {
 func (r *reason) Error() string { return "idempotence: " + r.text }
 func (r *reason) Unwrap() error { return r.wider }
 
+// MarshalText keeps the reason in the JSON of a BatchError: encoding/json calls it
+// for the field Err.
+func (r *reason) MarshalText() ([]byte, error) { return []byte(r.Error()), nil }
+
 // Error codes of the Kafka protocol. The names are Kafka's own
 // (org.apache.kafka.common.protocol.Errors).
 const (

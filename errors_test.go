@@ -1,6 +1,7 @@
 package idempotence
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -109,5 +110,65 @@ func TestMessages(t *testing.T) {
 		if !errors.As(fmt.Errorf("partition 3: %w", tt.err), &e) || *e != tt.fact {
 			t.Errorf("the facts are %+v, want %+v", e, tt.fact)
 		}
+	}
+}
+
+// TestErrorsInJSON: an error in a structured log keeps its reason and its facts.
+func TestErrorsInJSON(t *testing.T) {
+	m := New(Config{})
+	if err := m.Commit(31, 4, 0, 1, 70); err != nil {
+		t.Fatal(err)
+	}
+	_, gap := m.Check(31, 4, 9, 2)
+	if _, _, err := m.Reserve(Batch{ProducerID: 31, Epoch: 4, BaseSequence: 1, Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	_, inFlight := m.Check(31, 4, 1, 1)
+	_, torn := VerifyLog(strings.NewReader("half a batch"))
+	for _, tt := range []struct {
+		err  error
+		want string
+	}{
+		{gap, `{"Batch":{"ProducerID":31,"Epoch":4,"BaseSequence":9,"Count":2,"Transactional":false},` +
+			`"Expected":1,"CurrentEpoch":4,"BaseOffset":-1,"FirstOffset":-1,"Err":"idempotence: out of order sequence"}`},
+		{inFlight, `{"Batch":{"ProducerID":31,"Epoch":4,"BaseSequence":1,"Count":1,"Transactional":false},` +
+			`"Epoch":4,"FirstSequence":1,"LastSequence":1}`},
+		{torn, `{"Position":0,"Offset":0,"Err":"idempotence: torn tail of log: 12 of 61 bytes of an entry"}`},
+	} {
+		got, err := json.Marshal(tt.err)
+		if err != nil || string(got) != tt.want {
+			t.Errorf("%v:\n got %s, %v\nwant %s", tt.err, got, err, tt.want)
+		}
+	}
+}
+
+// TestPolicyText: a policy is configured by its name.
+func TestPolicyText(t *testing.T) {
+	type config struct{ Policy UnknownProducerPolicy }
+	for _, tt := range []struct {
+		json string
+		want UnknownProducerPolicy
+		err  bool
+	}{
+		{`{"Policy":"StartAtZero"}`, StartAtZero, false},
+		{`{"Policy":"AcceptAny"}`, AcceptAny, false},
+		{`{"Policy":"StartAtZeroOnNewLog"}`, StartAtZeroOnNewLog, false},
+		{`{}`, StartAtZero, false},
+		{`{"Policy":"acceptany"}`, StartAtZero, true},
+		{`{"Policy":""}`, StartAtZero, true},
+		{`{"Policy":1}`, StartAtZero, true},
+	} {
+		var got config
+		err := json.Unmarshal([]byte(tt.json), &got)
+		if got.Policy != tt.want || (err != nil) != tt.err {
+			t.Errorf("%s is %v, %v, want %v", tt.json, got.Policy, err, tt.want)
+		}
+		if again, err := json.Marshal(got); err != nil || !tt.err && tt.json != `{}` && string(again) != tt.json {
+			t.Errorf("%s becomes %s, %v", tt.json, again, err)
+		}
+	}
+	unchanged := AcceptAny
+	if err := unchanged.UnmarshalText([]byte("nothing")); err == nil || unchanged != AcceptAny {
+		t.Errorf("an unknown name leaves %v, %v", unchanged, err)
 	}
 }

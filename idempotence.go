@@ -2,6 +2,7 @@ package idempotence
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -52,6 +53,21 @@ func (p UnknownProducerPolicy) String() string {
 		return "StartAtZeroOnNewLog"
 	}
 	return "StartAtZero"
+}
+
+// MarshalText returns the name of the policy, as String does.
+func (p UnknownProducerPolicy) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// UnmarshalText accepts the name of a policy. Any other text is an error, and
+// leaves p as it was.
+func (p *UnknownProducerPolicy) UnmarshalText(text []byte) error {
+	for _, policy := range []UnknownProducerPolicy{StartAtZero, AcceptAny, StartAtZeroOnNewLog} {
+		if string(text) == policy.String() {
+			*p = policy
+			return nil
+		}
+	}
+	return fmt.Errorf("idempotence: unknown producer policy %q, want StartAtZero, AcceptAny or StartAtZeroOnNewLog", text)
 }
 
 // Config is what a manager is made with. The zero Config is ready to use and
