@@ -1,7 +1,7 @@
 package main
 
-// Real clients produce through faults, the log is read back, and what each
-// client was told is compared with what is there.
+// Real clients produce through faults. Then the log is compared with what each
+// client was told.
 
 import (
 	"context"
@@ -10,7 +10,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net"
-	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -22,12 +21,19 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/idempotence-go/idempotence"
-	"github.com/idempotence-go/idempotence/examples/broker/faults"
 	"github.com/idempotence-go/idempotence/examples/broker/segment/segmenttest"
 	"github.com/idempotence-go/idempotence/examples/broker/server"
+	"github.com/idempotence-go/idempotence/examples/broker/show/faults"
+	"github.com/idempotence-go/idempotence/examples/broker/show/readback"
 )
 
 const topic = "t"
+
+// An arrival identifies a batch as its producer made it.
+type arrival struct {
+	partition int32
+	batch     idempotence.Batch
+}
 
 // A listener keeps the connections it accepted, to close them.
 type listener struct {
@@ -187,20 +193,20 @@ func restart(clean bool) func(*rig) {
 // check reads the log back and demands that it holds every record exactly
 // once, in order, and that the faults did what they were there for: each batch
 // whose acknowledgement was lost came again and was recognised.
-func (r *rig) check(acknowledged map[string]place, records int) {
+func (r *rig) check(acknowledged map[string]readback.Place, records int) {
 	r.t.Helper()
 	r.restarting.Wait()
 	r.proxy.Heal()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	log, err := readBack(ctx, r.proxy.Addr(), topic, 1)
+	log, err := readback.Read(ctx, r.proxy.Addr(), topic, 1)
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	if len(acknowledged) != records || len(log[0]) != records {
 		r.t.Errorf("%d records acknowledged and %d in the log, want %d", len(acknowledged), len(log[0]), records)
 	}
-	if c := count(log, acknowledged); c != (counts{}) {
+	if c := readback.Count(log, acknowledged); c != (readback.Counts{}) {
 		r.t.Errorf("not exactly once: %+v", c)
 	}
 	r.mu.Lock()
@@ -225,7 +231,7 @@ func record(name string, i int) string { return fmt.Sprintf("%s %06d", name, i) 
 
 // A producer sends records 0 to n-1 of a name to partition 0 and returns where
 // they were acknowledged, as far as it can tell.
-type producer func(ctx context.Context, addr, name string, n int) (map[string]place, error)
+type producer func(ctx context.Context, addr, name string, n int) (map[string]readback.Place, error)
 
 func TestClientsThroughFaults(t *testing.T) {
 	producers := map[string]producer{"franz-go": franz, "sarama": saramaClient, "kcat": kcat}
@@ -298,7 +304,7 @@ func TestFailingDisk(t *testing.T) {
 			defer cancel()
 			var (
 				wg  sync.WaitGroup
-				all = make(map[string]place)
+				all = make(map[string]readback.Place)
 			)
 			for i := range producers {
 				wg.Go(func() {
@@ -334,7 +340,7 @@ func TestTenProducersOnOnePartition(t *testing.T) {
 	var (
 		wg  sync.WaitGroup
 		mu  sync.Mutex
-		all = make(map[string]place)
+		all = make(map[string]readback.Place)
 	)
 	for i := range producers {
 		wg.Go(func() {
@@ -352,18 +358,19 @@ func TestTenProducersOnOnePartition(t *testing.T) {
 }
 
 // franz has five requests in flight.
-func franz(ctx context.Context, addr, name string, n int) (map[string]place, error) {
+func franz(ctx context.Context, addr, name string, n int) (map[string]readback.Place, error) {
 	cl, err := newFranz(addr)
 	if err != nil {
 		return nil, err
 	}
 	defer cl.Close()
-	acks := newAcks()
+	var acks readback.Acks
 	for i := range n {
-		cl.Produce(ctx, kgo.StringRecord(record(name, i)), acks.promise)
+		cl.Produce(ctx, kgo.StringRecord(record(name, i)), acks.Promise)
 	}
 	err = cl.Flush(ctx)
-	return acks.places, errors.Join(err, acks.err)
+	places, failed := acks.Places()
+	return places, errors.Join(err, failed)
 }
 
 func newFranz(addr string, more ...kgo.Opt) (*kgo.Client, error) {
@@ -381,7 +388,7 @@ func newFranz(addr string, more ...kgo.Opt) (*kgo.Client, error) {
 
 // saramaClient has one request in flight, which is all that Sarama allows an
 // idempotent producer.
-func saramaClient(ctx context.Context, addr, name string, n int) (map[string]place, error) {
+func saramaClient(ctx context.Context, addr, name string, n int) (map[string]readback.Place, error) {
 	cfg := sarama.NewConfig()
 	cfg.Version = sarama.V2_8_0_0
 	cfg.Producer.Idempotent = true
@@ -404,11 +411,11 @@ func saramaClient(ctx context.Context, addr, name string, n int) (map[string]pla
 		}
 	}()
 	// It is closed only when nothing is left to retry, since it would not.
-	acknowledged := make(map[string]place)
+	acknowledged := make(map[string]readback.Place)
 	for range n {
 		select {
 		case m := <-p.Successes():
-			acknowledged[string(m.Value.(sarama.StringEncoder))] = place{m.Partition, m.Offset}
+			acknowledged[string(m.Value.(sarama.StringEncoder))] = readback.Place{Partition: m.Partition, Offset: m.Offset}
 		case err := <-p.Errors():
 			return nil, err
 		case <-ctx.Done():
@@ -421,7 +428,7 @@ func saramaClient(ctx context.Context, addr, name string, n int) (map[string]pla
 // kcat is librdkafka, which has five requests in flight. It does not tell at
 // which offsets it was acknowledged, only whether anything was not; what it
 // reads back itself stands in for that.
-func kcat(ctx context.Context, addr, name string, n int) (map[string]place, error) {
+func kcat(ctx context.Context, addr, name string, n int) (map[string]readback.Place, error) {
 	var in strings.Builder
 	for i := range n {
 		fmt.Fprintln(&in, record(name, i))
@@ -437,22 +444,23 @@ func kcat(ctx context.Context, addr, name string, n int) (map[string]place, erro
 	if err != nil {
 		return nil, fmt.Errorf("kcat -C: %w", err)
 	}
-	acknowledged := make(map[string]place)
+	acknowledged := make(map[string]readback.Place)
 	for i, r := range slices.Collect(strings.Lines(string(out))) {
-		acknowledged[strings.TrimSuffix(r, "\n")] = place{0, int64(i)}
+		acknowledged[strings.TrimSuffix(r, "\n")] = readback.Place{Offset: int64(i)}
 	}
 	return acknowledged, nil
 }
 
-// needKcat skips the test where kcat is missing, but not where it has been
-// installed on purpose.
+// needKcat fails the test if kcat is missing. A test that were skipped would not
+// be seen.
 func needKcat(t *testing.T) {
 	t.Helper()
 	if _, err := exec.LookPath("kcat"); err == nil {
 		return
 	}
-	if os.Getenv("CI") != "" {
-		t.Fatal("kcat is not installed")
+	const install = "kcat is not installed; install it with: apt-get install kcat (or brew install kcat)"
+	if testing.Short() {
+		t.Skip(install)
 	}
-	t.Skip("kcat is not installed; install it with: apt-get install kcat (or brew install kcat)")
+	t.Fatal(install + ", or leave it out with: go test -short")
 }

@@ -4,20 +4,20 @@
 //	go run ./examples/broker
 //
 // shows the library at work: idempotent producers, a network that cuts
-// connections at the worst moment, and a count of what ended up in the log,
-// with deduplication and without; and what several requests in flight are
-// worth.
+// connections at the worst moment, and a count of what is in the log at the end,
+// with deduplication and without. It also shows what several requests in flight
+// are worth.
 //
 //	go run ./examples/broker -listen 127.0.0.1:9092 -data DIR
 //
-// serves any Kafka client until interrupted. Package server is the broker, and
-// its file partition.go is where the library is used.
+// serves Kafka clients until it is interrupted. Package server is the broker. Its
+// file partition.go is where the library is used.
 //
 //	go run ./examples/broker inspect PATH...
 //
 // prints what is remembered of producers: in a data directory or that of one
-// partition, in a snapshot of this broker or of Apache Kafka, or in a segment
-// of a log.
+// partition, in a snapshot of this broker or of Apache Kafka, or in a segment of
+// a log.
 package main
 
 import (
@@ -29,31 +29,48 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"strconv"
 	"syscall"
 	"time"
 
 	"github.com/idempotence-go/idempotence"
 	"github.com/idempotence-go/idempotence/examples/broker/server"
+	"github.com/idempotence-go/idempotence/examples/broker/show"
 )
 
+// shutdownTimeout is how long a stop may take in good order.
 const shutdownTimeout = 10 * time.Second
 
 func main() {
-	var cfg server.Config
+	cfg := server.Config{
+		Partitions:      3,
+		SegmentBytes:    128 << 20,
+		ExpireAfter:     idempotence.DefaultExpiration,
+		MaxConnections:  1000,
+		MaxRequestBytes: 8 << 20,
+		RequestMemory:   64 << 20,
+	}
 	listen := flag.String("listen", "", "serve on this `address` instead of showing the demo")
-	verbose := flag.Bool("v", false, "print each verdict as it falls")
+	verbose := flag.Bool("v", false, "print each verdict")
 	flag.StringVar(&cfg.Dir, "data", "", "`directory` for topics and producer ids, with -listen")
-	flag.StringVar(&cfg.Advertise, "advertise", "", "`address` told to clients, if they cannot use the one they connected to")
-	partitions := flag.Int("partitions", 3, "partitions of a topic created on first use")
-	flag.Int64Var(&cfg.SegmentBytes, "segment-bytes", 128<<20, "size at which a log segment is rolled")
-	flag.BoolVar(&cfg.NoSync, "no-sync", false, "acknowledge before the disk has it: outlives the broker, but not a loss of power")
-	flag.DurationVar(&cfg.ExpireAfter, "expire-after", idempotence.DefaultExpiration, "idle time after which a producer is forgotten; negative: never")
-	flag.IntVar(&cfg.MaxProducers, "max-producers", 0, "most producers that a partition remembers; 0: no limit")
-	flag.IntVar(&cfg.MaxConnections, "max-connections", 1000, "connections served at once")
-	flag.IntVar(&cfg.MaxRequestBytes, "max-request-bytes", 8<<20, "size of the largest Produce request")
-	flag.Int64Var(&cfg.RequestMemory, "request-memory", 64<<20, "bytes of all requests being served at once")
+	flag.StringVar(&cfg.Advertise, "advertise", "", "`host:port` told to clients, if they cannot use the one they connected to")
+	flag.Func("partitions", "`number` of partitions of a topic created on first use (default 3)", func(text string) error {
+		n, err := strconv.ParseInt(text, 10, 32)
+		cfg.Partitions = int32(n)
+		return err
+	})
+	flag.Func("unknown-producer", "`policy` for producers that a partition does not know: "+policyNames()+" (default StartAtZero)", func(text string) (err error) {
+		cfg.UnknownProducer, err = parsePolicy(text)
+		return err
+	})
+	flag.Int64Var(&cfg.SegmentBytes, "segment-bytes", cfg.SegmentBytes, "size at which a log segment is rolled")
+	flag.BoolVar(&cfg.NoSync, "no-sync", false, "acknowledge before a batch is on disk: it survives the broker, but perhaps not a power cut")
+	flag.DurationVar(&cfg.ExpireAfter, "expire-after", cfg.ExpireAfter, "idle time after which a producer is forgotten; negative: never")
+	flag.IntVar(&cfg.MaxProducers, "max-producers", 0, "number of producers that a partition remembers; 0: no limit")
+	flag.IntVar(&cfg.MaxConnections, "max-connections", cfg.MaxConnections, "number of connections served at once")
+	flag.IntVar(&cfg.MaxRequestBytes, "max-request-bytes", cfg.MaxRequestBytes, "size of the largest Produce request")
+	flag.Int64Var(&cfg.RequestMemory, "request-memory", cfg.RequestMemory, "bytes for all requests being received and served")
 	flag.Parse()
-	cfg.Partitions = int32(*partitions)
 	if *verbose {
 		cfg.Observe = printVerdict
 	}
@@ -66,6 +83,41 @@ func main() {
 	}
 }
 
+// checkFlags refuses zeros, which to the server would mean its defaults.
+func checkFlags(cfg server.Config) error {
+	for name, value := range map[string]int64{
+		"partitions":        int64(cfg.Partitions),
+		"segment-bytes":     cfg.SegmentBytes,
+		"expire-after":      int64(cfg.ExpireAfter),
+		"max-connections":   int64(cfg.MaxConnections),
+		"max-request-bytes": int64(cfg.MaxRequestBytes),
+		"request-memory":    cfg.RequestMemory,
+	} {
+		if value == 0 {
+			return fmt.Errorf("-%s is 0", name)
+		}
+	}
+	return nil
+}
+
+// policies are the values of -unknown-producer.
+var policies = []idempotence.UnknownProducerPolicy{
+	idempotence.StartAtZero, idempotence.AcceptAny, idempotence.StartAtZeroOnNewLog,
+}
+
+func policyNames() string {
+	return fmt.Sprintf("%v, %v or %v", policies[0], policies[1], policies[2])
+}
+
+func parsePolicy(text string) (idempotence.UnknownProducerPolicy, error) {
+	for _, p := range policies {
+		if text == p.String() {
+			return p, nil
+		}
+	}
+	return 0, errors.New("want " + policyNames())
+}
+
 func run(ctx context.Context, listen string, cfg server.Config, args []string) error {
 	switch {
 	case len(args) > 1 && args[0] == "inspect":
@@ -73,9 +125,12 @@ func run(ctx context.Context, listen string, cfg server.Config, args []string) e
 	case len(args) > 0:
 		return fmt.Errorf("unexpected argument %q", args[0])
 	case listen == "" && cfg.Dir == "":
-		return demo(ctx, os.Stdout, cfg.Observe)
+		return show.Run(ctx, os.Stdout, cfg.Observe)
 	case listen == "" || cfg.Dir == "":
 		return errors.New("-listen and -data go together")
+	}
+	if err := checkFlags(cfg); err != nil {
+		return err
 	}
 	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	return serve(ctx, listen, cfg)

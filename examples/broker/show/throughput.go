@@ -1,4 +1,4 @@
-package main
+package show
 
 // This file measures what several requests in flight are worth to a producer
 // whose every batch has to be on disk before it is acknowledged.
@@ -15,13 +15,14 @@ import (
 	"github.com/twmb/franz-go/pkg/kversion"
 
 	"github.com/idempotence-go/idempotence/examples/broker/server"
+	"github.com/idempotence-go/idempotence/examples/broker/show/readback"
 )
 
 const throughputRecords = 60_000
 
 // showThroughput produces the same records twice to one partition of a healthy
 // broker over a healthy network: with one request in flight, and with several.
-// It returns an error unless the log holds all of them exactly once.
+// It returns an error unless the log has each of them exactly once.
 func showThroughput(ctx context.Context, out io.Writer) error {
 	fmt.Fprintf(out, "Pipelining: %s records to one partition, each batch synced before it is acknowledged.\n\n",
 		thousands(throughputRecords))
@@ -39,7 +40,7 @@ func showThroughput(ctx context.Context, out io.Writer) error {
 }
 
 // oneInFlight makes an idempotent client wait for each answer before its next
-// request, as it does with Kafka 0.11: that has Produce up to version 3, and
+// request, as it does with Kafka 0.11, which has Produce up to version 3 and
 // remembers one batch of a producer.
 func oneInFlight() kgo.Opt {
 	versions := kversion.Stable()
@@ -61,21 +62,23 @@ func measure(ctx context.Context, options ...kgo.Opt) (rate int, err error) {
 	defer cl.Close()
 
 	begun := time.Now()
-	acks := newAcks()
+	var acks readback.Acks
 	for i := range throughputRecords {
-		cl.Produce(ctx, demoRecord(i, 0), acks.promise)
+		cl.Produce(ctx, demoRecord(i, 0), acks.Promise)
 	}
-	if err := errors.Join(cl.Flush(ctx), acks.err); err != nil {
+	err = cl.Flush(ctx)
+	places, failed := acks.Places()
+	if err := errors.Join(err, failed); err != nil {
 		return 0, err
 	}
 	rate = int(throughputRecords / time.Since(begun).Seconds())
 
-	records, err := readBack(ctx, addr, demoTopic, 1)
+	records, err := readback.Read(ctx, addr, demoTopic, 1)
 	if err != nil {
 		return 0, err
 	}
-	if c := count(records, acks.places); c != (counts{}) || len(acks.places) != throughputRecords {
-		return 0, fmt.Errorf("not exactly once, without any fault: %d acknowledged, %+v", len(acks.places), c)
+	if c := readback.Count(records, places); c != (readback.Counts{}) || len(places) != throughputRecords {
+		return 0, fmt.Errorf("not exactly once, without any fault: %d acknowledged, %+v", len(places), c)
 	}
 	return rate, nil
 }

@@ -1,4 +1,7 @@
-package main
+// Package show shows the example broker at work: idempotent producers over a
+// network that cuts connections at the worst moment, with deduplication and
+// without, and what several requests in flight are worth.
+package show
 
 import (
 	"context"
@@ -14,8 +17,9 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/idempotence-go/idempotence"
-	"github.com/idempotence-go/idempotence/examples/broker/faults"
 	"github.com/idempotence-go/idempotence/examples/broker/server"
+	"github.com/idempotence-go/idempotence/examples/broker/show/faults"
+	"github.com/idempotence-go/idempotence/examples/broker/show/readback"
 )
 
 const (
@@ -25,15 +29,17 @@ const (
 	demoInFlight   = 5
 	demoCutEvery   = 40 // appended batches
 
-	// demoTimeout ends a demo that gets nowhere; it takes a few seconds.
+	// demoTimeout ends a demo that hangs. It takes a few seconds.
 	demoTimeout = time.Minute
+
+	shutdownTimeout = 10 * time.Second
 )
 
-// demo produces numbered records over a bad network to a broker that
-// deduplicates and to one that does not, and prints how each fared. It returns
-// an error unless the first stored every record exactly once, in spite of
-// producers that had to retry.
-func demo(ctx context.Context, out io.Writer, observe func(server.Event)) error {
+// Run produces numbered records over a bad network to a broker that deduplicates
+// and to one that does not, and prints how each fared. It returns an error unless
+// the first one stored every record exactly once, although producers had to
+// retry. observe, if it is not nil, gets every verdict.
+func Run(ctx context.Context, out io.Writer, observe func(server.Event)) error {
 	ctx, cancel := context.WithTimeout(ctx, demoTimeout)
 	defer cancel()
 	fmt.Fprintf(out, "%s numbered records to %d partitions, %d requests in flight. After every %dth append\n"+
@@ -60,13 +66,13 @@ type outcome struct {
 	cuts                int
 	retried, recognised int // batches
 	refused             int // batches with a gap before them, which then came again
-	counts
+	readback.Counts
 }
 
-// judge returns why the run does not show what it should, if so.
+// judge returns why the run does not show what it should, or nil.
 func (o outcome) judge() error {
 	switch {
-	case o.acknowledged != o.sent || o.counts != counts{}:
+	case o.acknowledged != o.sent || o.Counts != readback.Counts{}:
 		return errors.New("with deduplication, the log is not what the producer was told: not exactly once")
 	case o.retried == 0 || o.recognised == 0:
 		return errors.New("no batch had to be sent again: the faults never bit, and nothing was shown")
@@ -86,10 +92,10 @@ func printTable(out io.Writer, with, without outcome) {
 		{"batches that came again", with.retried, without.retried},
 		{"duplicates recognised", with.recognised, without.recognised},
 		{"gaps refused, filled and sent again", with.refused, without.refused},
-		{"records missing", with.missing, without.missing},
-		{"records duplicated", with.duplicated, without.duplicated},
-		{"records out of order", with.outOfOrder, without.outOfOrder},
-		{"not at the offset acknowledged", with.misplaced, without.misplaced},
+		{"records missing", with.Missing, without.Missing},
+		{"records duplicated", with.Duplicated, without.Duplicated},
+		{"records out of order", with.OutOfOrder, without.OutOfOrder},
+		{"not at the offset acknowledged", with.Misplaced, without.Misplaced},
 	} {
 		fmt.Fprintf(out, "%-36s%18s%12s\n", row.name, thousands(row.with), thousands(row.without))
 	}
@@ -104,8 +110,7 @@ func thousands(n int) string {
 	return fmt.Sprintf("%s,%03d", thousands(n/1000), n%1000)
 }
 
-// demoRun sets up a broker with the proxy in front of it, produces, and reads
-// everything back.
+// demoRun sets up a broker behind a proxy, produces, and reads everything back.
 func demoRun(ctx context.Context, out io.Writer, cfg server.Config) (o outcome, err error) {
 	proxy, err := faults.New("127.0.0.1:0")
 	if err != nil {
@@ -127,18 +132,19 @@ func demoRun(ctx context.Context, out io.Writer, cfg server.Config) (o outcome, 
 	if err != nil {
 		return o, err
 	}
-	records, err := readBack(ctx, proxy.Addr(), demoTopic, demoPartitions)
+	records, err := readback.Read(ctx, proxy.Addr(), demoTopic, demoPartitions)
 	if err != nil {
 		return o, err
 	}
 	o = worst.outcome()
 	o.sent, o.acknowledged = demoRecords, len(acknowledged)
-	o.counts = count(records, acknowledged)
+	o.Counts = readback.Count(records, acknowledged)
 	fmt.Fprintln(out, "  everything read back and counted")
 	return o, nil
 }
 
-// startLocal starts a broker over a temporary directory, which goes with it.
+// startLocal starts a broker over a temporary directory. stop ends it and removes
+// the directory.
 func startLocal(cfg server.Config) (addr string, stop func() error, err error) {
 	if cfg.Dir, err = os.MkdirTemp("", "broker-demo-"); err != nil {
 		return "", nil, err
@@ -160,17 +166,17 @@ func startLocal(cfg server.Config) (addr string, stop func() error, err error) {
 	return ln.Addr().String(), stop, nil
 }
 
-// newDemoClient returns a producer, idempotent and with up to five requests in
-// flight unless told otherwise.
+// newDemoClient returns an idempotent producer, by default with up to five
+// requests in flight.
 func newDemoClient(addr string, more ...kgo.Opt) (*kgo.Client, error) {
 	return kgo.NewClient(append([]kgo.Opt{
 		kgo.SeedBrokers(addr),
 		kgo.DefaultProduceTopic(demoTopic),
 		kgo.AllowAutoTopicCreation(),
 		kgo.RecordPartitioner(kgo.ManualPartitioner()),
-		kgo.ProducerBatchMaxBytes(4 << 10), // many batches, to have many to retry
+		kgo.ProducerBatchMaxBytes(4 << 10), // small, so that there are many to retry
 		kgo.ProducerBatchCompression(kgo.NoCompression()),
-		// The network is bad but near: no need to wait long to try again.
+		// The network is bad but near, so it can try again soon.
 		kgo.RetryBackoffFn(func(int) time.Duration { return 10 * time.Millisecond }),
 		kgo.MetadataMinAge(20 * time.Millisecond),
 		kgo.AlwaysRetryEOF(), // even a connection that is cut at its very beginning
@@ -182,22 +188,23 @@ func demoRecord(i int, partition int32) *kgo.Record {
 }
 
 // demoProduce sends the records and returns where each was acknowledged.
-func demoProduce(ctx context.Context, out io.Writer, addr string, cuts func() int64) (map[string]place, error) {
+func demoProduce(ctx context.Context, out io.Writer, addr string, cuts func() int64) (map[string]readback.Place, error) {
 	cl, err := newDemoClient(addr)
 	if err != nil {
 		return nil, err
 	}
 	defer cl.Close()
 
-	acks := newAcks()
-	stop := every(time.Second, func() { printProgress(out, acks.len(), cuts()) })
+	var acks readback.Acks
+	stop := every(time.Second, func() { printProgress(out, acks.Len(), cuts()) })
 	for i := range demoRecords {
-		cl.Produce(ctx, demoRecord(i, int32(i%demoPartitions)), acks.promise)
+		cl.Produce(ctx, demoRecord(i, int32(i%demoPartitions)), acks.Promise)
 	}
 	err = cl.Flush(ctx)
 	stop()
-	printProgress(out, acks.len(), cuts())
-	return acks.places, errors.Join(err, acks.err)
+	printProgress(out, acks.Len(), cuts())
+	places, failed := acks.Places()
+	return places, errors.Join(err, failed)
 }
 
 func printProgress(out io.Writer, acknowledged int, cuts int64) {
@@ -230,8 +237,8 @@ type arrival struct {
 	batch     idempotence.Batch
 }
 
-// worstMoment watches the broker's verdicts, and from time to time cuts all
-// connections right between a batch's append and its acknowledgement: the
+// A worstMoment watches the broker's verdicts. From time to time it cuts all
+// connections after a batch is appended and before it is acknowledged. Then the
 // producer cannot know that the batch is stored, and has to send it again.
 type worstMoment struct {
 	cut  func() error
@@ -251,7 +258,7 @@ func (w *worstMoment) observe(e server.Event) {
 	}
 	if w.record(e) {
 		w.cuts.Add(1)
-		w.cut() // only fails when the proxy is gone, and then nothing connects
+		w.cut() // fails only if the proxy is gone, and then nothing connects
 	}
 }
 

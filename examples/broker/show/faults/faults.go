@@ -22,12 +22,12 @@ type Proxy struct {
 	proxy *toxiproxy.Proxy
 }
 
-// New returns a running proxy on a free loopback port to upstream (host:port),
-// where nobody need listen yet.
+// New returns a running proxy on a free loopback port to upstream (host:port).
+// Nothing has to listen there yet.
 //
-// The proxy gives up its port for a moment at each cut, so that must not be a
-// port that somebody's outgoing connection may be given meanwhile: it comes
-// from below the range that systems take those from.
+// The proxy gives up its port for a moment at each cut. Meanwhile the port must
+// not be given to an outgoing connection, so it comes from below the range that
+// systems use for those.
 func New(upstream string) (*Proxy, error) {
 	const tries, first, ports = 20, 20_000, 10_000
 	server := toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())
@@ -49,8 +49,8 @@ func (p *Proxy) Addr() string {
 	return p.proxy.Listen
 }
 
-// Cut ends every connection, in both directions and with whatever is on its
-// way. New ones are welcome.
+// Cut ends every connection, in both directions, with whatever is on its way. New
+// connections are accepted.
 func (p *Proxy) Cut() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -67,9 +67,9 @@ func (p *Proxy) MoveTo(upstream string) error {
 	return p.startAgain()
 }
 
-// startAgain starts on the port the proxy had before. A process that is being
-// started at this moment may still hold that port: it has a copy of every open
-// file until it runs a program of its own.
+// startAgain starts on the same port as before. A process that is just being
+// started may still hold that port: it has a copy of every open file until it
+// executes its program.
 func (p *Proxy) startAgain() error {
 	var err error
 	for range 100 {
@@ -111,5 +111,5 @@ func (p *Proxy) add(kind string, attributes map[string]int) error {
 	return err
 }
 
-// Heal takes all delays away.
+// Heal removes all delays.
 func (p *Proxy) Heal() { p.proxy.Toxics.ResetToxics(context.Background()) }

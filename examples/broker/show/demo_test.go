@@ -1,4 +1,4 @@
-package main
+package show
 
 import (
 	"bytes"
@@ -7,11 +7,11 @@ import (
 	"testing"
 )
 
-// The demo is the claim made to whoever tries the library: it must hold, and
-// the run without deduplication must show what it is good for.
+// What the demo claims must hold, and the run without deduplication must show what
+// it is good for.
 func TestDemo(t *testing.T) {
 	var out bytes.Buffer
-	if err := demo(context.Background(), &out, nil); err != nil {
+	if err := Run(context.Background(), &out, nil); err != nil {
 		t.Fatalf("%v\n%s", err, out.String())
 	}
 	table := make(map[string][]string)
@@ -47,7 +47,7 @@ func TestDemo(t *testing.T) {
 func TestDemoInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := demo(ctx, new(bytes.Buffer), nil); err == nil {
+	if err := Run(ctx, new(bytes.Buffer), nil); err == nil {
 		t.Error("a demo that was interrupted at once reports success")
 	}
 }
@@ -59,10 +59,10 @@ func TestOutcomeJudge(t *testing.T) {
 	}
 	for name, spoil := range map[string]func(*outcome){
 		"not acknowledged":    func(o *outcome) { o.acknowledged-- },
-		"missing":             func(o *outcome) { o.missing++ },
-		"duplicated":          func(o *outcome) { o.duplicated++ },
-		"out of order":        func(o *outcome) { o.outOfOrder++ },
-		"misplaced":           func(o *outcome) { o.misplaced++ },
+		"missing":             func(o *outcome) { o.Missing++ },
+		"duplicated":          func(o *outcome) { o.Duplicated++ },
+		"out of order":        func(o *outcome) { o.OutOfOrder++ },
+		"misplaced":           func(o *outcome) { o.Misplaced++ },
 		"nothing retried":     func(o *outcome) { o.retried = 0 },
 		"nothing a duplicate": func(o *outcome) { o.recognised = 0 },
 	} {
@@ -70,37 +70,6 @@ func TestOutcomeJudge(t *testing.T) {
 		spoil(&o)
 		if o.judge() == nil {
 			t.Errorf("%s: judged to be as it should", name)
-		}
-	}
-}
-
-// The judge of all these tests is itself worth a test.
-func TestCount(t *testing.T) {
-	at := func(partition int32, offset int64) place { return place{partition, offset} }
-	for name, tt := range map[string]struct {
-		log          [][]string
-		acknowledged map[string]place
-		want         counts
-	}{
-		"exactly once": {
-			[][]string{{"a 1", "a 3"}, {"a 2"}},
-			map[string]place{"a 1": at(0, 0), "a 3": at(0, 1), "a 2": at(1, 0)},
-			counts{},
-		},
-		"two names interleaved": {
-			[][]string{{"b 1", "a 1", "b 2", "a 2"}},
-			map[string]place{"a 1": at(0, 1), "a 2": at(0, 3), "b 1": at(0, 0), "b 2": at(0, 2)},
-			counts{},
-		},
-		"missing":                {[][]string{{"a 1"}}, map[string]place{"a 1": at(0, 0), "a 2": at(0, 1)}, counts{missing: 1}},
-		"duplicated":             {[][]string{{"a 1", "a 2", "a 1", "a 1"}}, map[string]place{"a 1": at(0, 3)}, counts{duplicated: 2}},
-		"duplicated elsewhere":   {[][]string{{"a 1"}, {"a 1"}}, nil, counts{duplicated: 1}},
-		"out of order":           {[][]string{{"a 1", "a 3", "a 2"}}, nil, counts{outOfOrder: 1}},
-		"at another offset":      {[][]string{{"a 1", "a 2"}}, map[string]place{"a 2": at(0, 0)}, counts{misplaced: 1}},
-		"at an offset not there": {[][]string{{"a 1"}}, map[string]place{"a 1": at(0, 7)}, counts{misplaced: 1}},
-	} {
-		if got := count(tt.log, tt.acknowledged); got != tt.want {
-			t.Errorf("%s: counted %+v, want %+v", name, got, tt.want)
 		}
 	}
 }
