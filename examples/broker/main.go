@@ -59,10 +59,8 @@ func main() {
 		cfg.Partitions = int32(n)
 		return err
 	})
-	flag.Func("unknown-producer", "`policy` for producers that a partition does not know: "+policyNames()+" (default StartAtZero)", func(text string) (err error) {
-		cfg.UnknownProducer, err = parsePolicy(text)
-		return err
-	})
+	flag.TextVar(&cfg.UnknownProducer, "unknown-producer", cfg.UnknownProducer,
+		"`policy` for producers that a partition does not know: StartAtZero, AcceptAny or StartAtZeroOnNewLog")
 	flag.Int64Var(&cfg.SegmentBytes, "segment-bytes", cfg.SegmentBytes, "size at which a log segment is rolled")
 	flag.BoolVar(&cfg.NoSync, "no-sync", false, "acknowledge before a batch is on disk: it survives the broker, but perhaps not a power cut")
 	flag.DurationVar(&cfg.ExpireAfter, "expire-after", cfg.ExpireAfter, "idle time after which a producer is forgotten; negative: never")
@@ -98,24 +96,6 @@ func checkFlags(cfg server.Config) error {
 		}
 	}
 	return nil
-}
-
-// policies are the values of -unknown-producer.
-var policies = []idempotence.UnknownProducerPolicy{
-	idempotence.StartAtZero, idempotence.AcceptAny, idempotence.StartAtZeroOnNewLog,
-}
-
-func policyNames() string {
-	return fmt.Sprintf("%v, %v or %v", policies[0], policies[1], policies[2])
-}
-
-func parsePolicy(text string) (idempotence.UnknownProducerPolicy, error) {
-	for _, p := range policies {
-		if text == p.String() {
-			return p, nil
-		}
-	}
-	return 0, errors.New("want " + policyNames())
 }
 
 func run(ctx context.Context, listen string, cfg server.Config, args []string) error {
