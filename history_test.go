@@ -256,12 +256,7 @@ func (c *chronicle) state() observed {
 		if !p.fresh {
 			v.LastActivity = p.recency
 		}
-		if p.txn >= 0 {
-			v.InTransaction, v.TransactionOffset = true, p.txn
-		}
-		if p.coord >= 0 {
-			v.Marked, v.CoordinatorEpoch = true, p.coord
-		}
+		v.CurrentTxnFirstOffset, v.CoordinatorEpoch = max(p.txn, -1), max(p.coord, -1)
 		s.Producers = append(s.Producers, v)
 	}
 	slices.SortFunc(s.Producers, func(a, b ProducerState) int { return cmp.Compare(a.ProducerID, b.ProducerID) })

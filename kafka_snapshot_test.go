@@ -137,15 +137,8 @@ func kafkaDump(p ProducerState) string {
 		lastSequence, lastOffset = b.LastSequence, b.BaseOffset+(int64(b.LastSequence)-int64(b.FirstSequence)+1<<31)%(1<<31)
 		window = fmt.Sprintf("[%d-%d@%d]", b.FirstSequence, b.LastSequence, b.BaseOffset)
 	}
-	coordinator, txn := int32(-1), int64(-1)
-	if p.Marked {
-		coordinator = p.CoordinatorEpoch
-	}
-	if p.InTransaction {
-		txn = p.TransactionOffset
-	}
 	return fmt.Sprintf("%d %d %d %d %d %d %d window=%s",
-		p.ProducerID, p.Epoch, lastSequence, lastOffset, p.LastActivity.UnixMilli(), coordinator, txn, window)
+		p.ProducerID, p.Epoch, lastSequence, lastOffset, p.LastActivity.UnixMilli(), p.CoordinatorEpoch, p.CurrentTxnFirstOffset, window)
 }
 
 // TestKafkaDamage: every damaged file is refused, those of which Kafka only

@@ -271,7 +271,7 @@ func (m *queueModel) abort(h *appending) (hole int64, err error) {
 	}
 	h.gone = ErrSettled
 	if hole >= 0 {
-		return hole, ErrHole
+		return hole, ErrGap
 	}
 	return -1, nil
 }
@@ -384,9 +384,9 @@ func (m *queueModel) state() observed {
 		if len(m.queues[pid]) == 0 {
 			continue
 		}
-		l := laneState{ProducerID: pid, Epoch: m.queues[pid][0].batch.Epoch}
+		l := queueState{ProducerID: pid, Epoch: m.queues[pid][0].batch.Epoch}
 		for _, h := range m.queues[pid] {
-			f := flightState{h.batch.BaseSequence, moved(nextAfter(h.batch), -1), noOffset}
+			f := batchState{h.batch.BaseSequence, moved(nextAfter(h.batch), -1), noOffset}
 			if h.committed {
 				f.BaseOffset = h.base
 			}

@@ -149,7 +149,7 @@ var unseen = cmp.Options{cmpopts.IgnoreFields(ProducerState{}, "LastActivity"), 
 
 func (p *pipeline) compare(want, got observed, what string) {
 	p.t.Helper()
-	got.InFlight = slices.DeleteFunc(got.InFlight, func(l laneState) bool { return l.ProducerID == NoProducerID })
+	got.InFlight = slices.DeleteFunc(got.InFlight, func(l queueState) bool { return l.ProducerID == NoProducerID })
 	if len(got.InFlight) == 0 {
 		got.InFlight = nil
 	}
@@ -434,7 +434,7 @@ func (p *pipeline) abort() {
 		return
 	}
 	var e *BatchError
-	if !errors.As(got, &e) || e.FirstOffset != hole {
+	if !errors.As(got, &e) || e.NextOffset != hole {
 		p.fail("the hole is before %d, and the manager says %v", hole, got)
 	}
 	p.cutLog(hole)
@@ -775,7 +775,7 @@ func TestPipelineReachesEverything(t *testing.T) {
 	}
 	for _, what := range []string{
 		"Append", "Duplicate", "OUT_OF_ORDER", "UNKNOWN_PRODUCER", "STALE_EPOCH", "INVALID", "IN_FLIGHT",
-		"OFFSET_ORDER", "ABANDONED", "SETTLED", "HOLE", "exact", "inexact", "restored", "acknowledged", "expired", "evicted",
+		"OFFSET_ORDER", "ABANDONED", "SETTLED", "GAP", "exact", "inexact", "restored", "acknowledged", "expired", "evicted",
 	} {
 		if met[what] < 5 {
 			t.Errorf("%s: met %d times", what, met[what])

@@ -229,7 +229,7 @@ func TestReserve_3_InFlight(t *testing.T) {
 			reserve pid=31 epoch=0 seq=6 n=1 -> OK #G
 			reserve pid=31 epoch=0 seq=7 n=1 -> IN_FLIGHT waits=0:2..2
 			reserve pid=31 epoch=0 seq=5 n=1 -> IN_FLIGHT waits=0:5..5
-			append-failed #C -> HOLE first=4
+			append-failed #C -> GAP next=4
 		`)
 	})
 	t.Run("producers do not wait for each other", func(t *testing.T) {
@@ -582,12 +582,12 @@ func TestReserve_5_Offsets(t *testing.T) {
 			reserve pid=31 epoch=0 seq=3 n=2 -> OK #A
 			reserve pid=31 epoch=0 seq=5 n=2 -> OK #B
 			reserve pid=31 epoch=0 seq=7 n=2 -> OK #C
-			commit #C base=10 -> REFUSED OFFSET_ORDER base=10 first=4 current=0
+			commit #C base=10 -> REFUSED OFFSET_ORDER base=10 lowest=X4 current=0
 			in-flight pid=31 -> epoch=0 3..4 5..6 7..8
 			commit #C base=11 -> OK
-			commit #B base=8 -> REFUSED OFFSET_ORDER base=8 first=4
+			commit #B base=8 -> REFUSED OFFSET_ORDER base=8 lowest=X4
 			commit #B base=9 -> OK
-			commit #A base=6 -> REFUSED OFFSET_ORDER base=6 first=4
+			commit #A base=6 -> REFUSED OFFSET_ORDER base=6 lowest=X4
 			commit #A base=7 -> OK
 			window pid=31 -> epoch=0 0..2@4 3..4@7 5..6@9 7..8@11
 		`)
@@ -598,10 +598,10 @@ func TestReserve_5_Offsets(t *testing.T) {
 			reserve pid=31 epoch=0 seq=2 n=3 -> OK #B
 			reserve pid=31 epoch=0 seq=5 n=1 -> OK #C
 			commit #C base=20 -> OK
-			commit #A base=16 -> REFUSED OFFSET_ORDER base=16 first=-1
-			commit #B base=18 -> REFUSED OFFSET_ORDER base=18 first=-1
+			commit #A base=16 -> REFUSED OFFSET_ORDER base=16 lowest=X-1
+			commit #B base=18 -> REFUSED OFFSET_ORDER base=18 lowest=X-1
 			commit #A base=15 -> OK
-			commit #B base=16 -> REFUSED OFFSET_ORDER base=16 first=15
+			commit #B base=16 -> REFUSED OFFSET_ORDER base=16 lowest=X15
 			commit #B base=17 -> OK
 			window pid=31 -> epoch=0 0..1@15 2..4@17 5..5@20
 		`)
@@ -611,7 +611,7 @@ func TestReserve_5_Offsets(t *testing.T) {
 			reserve pid=31 epoch=0 seq=0 n=5 -> OK #A
 			reserve pid=31 epoch=0 seq=5 n=1 -> OK #B
 			commit #A base=0 -> OK
-			commit #B base=4 -> REFUSED OFFSET_ORDER base=4 first=0
+			commit #B base=4 -> REFUSED OFFSET_ORDER base=4 lowest=X0
 			commit #B base=5 -> OK
 		`)
 	})
@@ -659,7 +659,7 @@ func TestReserve_5_Hole(t *testing.T) {
 			reserve pid=31 epoch=0 seq=3 n=1 -> OK #C
 			commit #C base=5 -> OK
 			commit #B base=4 -> OK
-			append-failed #A -> HOLE expected=-1 current=-1 base=-1 first=4
+			append-failed #A -> GAP expected=-1 current=-1 base=-1 next=4
 			append-failed #A -> SETTLED
 			commit #B base=4 -> REFUSED SETTLED
 			window pid=31 -> epoch=0 0..0@0
@@ -679,7 +679,7 @@ func TestReserve_5_Hole(t *testing.T) {
 			reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
 			reserve pid=31 epoch=0 seq=2 n=1 -> OK #C
 			commit #C base=9 -> OK
-			append-failed #A -> HOLE first=9
+			append-failed #A -> GAP next=9
 			commit #B base=8 -> REFUSED ABANDONED
 			snapshot-end -> 3
 			truncate to=9 -> inexact
@@ -690,7 +690,7 @@ func TestReserve_5_Hole(t *testing.T) {
 			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
 			reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
 			commit #B base=1 -> OK
-			append-failed #A -> HOLE first=1
+			append-failed #A -> GAP next=1
 			snapshot-end -> 1
 			replay pid=31 epoch=0 seq=1 n=1 base=1
 			snapshot-end -> 2
@@ -925,7 +925,7 @@ func TestReserve_8_SnapshotEnd(t *testing.T) {
 			commit #B base=1 -> OK
 			end -> 2
 			snapshot-end -> 0
-			append-failed #A -> HOLE
+			append-failed #A -> GAP
 			snapshot-end -> 1
 		`)
 	})
@@ -1153,7 +1153,7 @@ func TestReserve_Errors(t *testing.T) {
 		{cancelled, ErrInFlight, 7, ""},
 		{tooLow, ErrOffsetOrder, 56,
 			"idempotence: offset out of order: producer 31 epoch 0 sequence 3 count 1: base offset 2, newest remembered -1"},
-		{hole, ErrHole, 56,
+		{hole, ErrGap, 56,
 			"idempotence: aborted append leaves a hole in the log: producer 31 epoch 0 sequence 0 count 3: a later batch is in the log at offset 5"},
 		{twice, ErrSettled, -1, "idempotence: reservation already settled"},
 		{abandoned, ErrAbandoned, 6, "idempotence: reservation abandoned"},

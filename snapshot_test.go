@@ -622,7 +622,8 @@ func TestEveryWrittenFieldShows(t *testing.T) {
 		"baseOffset":       func(_ *ProducerStateManager, p *producer) { p.window.ring[0].baseOffset-- },
 	} {
 		m := build()
-		change(m, m.table.edit(31))
+		p, _ := m.table.edit(31)
+		change(m, p)
 		after := encoded(t, m)
 		if bytes.Equal(before, after) {
 			t.Errorf("%s: the bytes do not show it", name)

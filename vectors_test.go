@@ -332,7 +332,7 @@ func (v *vector) expire(op vectorOp, want answer) {
 func (v *vector) forget(now int64) {
 	for p := range v.p.m.Producers() {
 		idle := v.clock - p.LastActivity.UnixMilli()
-		if stamped := now - v.stamps[p.ProducerID]; !p.InTransaction && (idle >= 86400000) != (stamped >= 86400000) {
+		if stamped := now - v.stamps[p.ProducerID]; p.CurrentTxnFirstOffset < 0 && (idle >= 86400000) != (stamped >= 86400000) {
 			v.strays[p.ProducerID] = ownClock
 		}
 	}
@@ -464,10 +464,10 @@ func (v *vector) describe(p ProducerState) string {
 		lastSeq, lastOffset = b.LastSequence, b.BaseOffset+n
 		window = append(window, fmt.Sprintf("%d-%d@%d", b.FirstSequence, b.LastSequence, b.BaseOffset))
 	}
-	if p.InTransaction {
-		txn = p.TransactionOffset
+	if p.CurrentTxnFirstOffset >= 0 {
+		txn = p.CurrentTxnFirstOffset
 	}
-	if p.Marked {
+	if p.CoordinatorEpoch >= 0 {
 		coord = p.CoordinatorEpoch
 	}
 	active := fmt.Sprint(p.LastActivity.UnixMilli())
