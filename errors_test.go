@@ -130,7 +130,7 @@ func TestErrorsInJSON(t *testing.T) {
 		want string
 	}{
 		{gap, `{"Batch":{"ProducerID":31,"Epoch":4,"BaseSequence":9,"Count":2,"Transactional":false},` +
-			`"Expected":1,"CurrentEpoch":4,"BaseOffset":-1,"FirstOffset":-1,"Err":"idempotence: out of order sequence"}`},
+			`"Expected":1,"CurrentEpoch":4,"BaseOffset":-1,"FirstCopy":-1,"LowestOffset":-1,"NextOffset":-1,"Err":"idempotence: out of order sequence"}`},
 		{inFlight, `{"Batch":{"ProducerID":31,"Epoch":4,"BaseSequence":1,"Count":1,"Transactional":false},` +
 			`"Epoch":4,"FirstSequence":1,"LastSequence":1}`},
 		{torn, `{"Position":0,"Offset":0,"Err":"idempotence: torn tail of log: 12 of 61 bytes of an entry"}`},

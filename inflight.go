@@ -1,6 +1,10 @@
 package idempotence
 
-import "time"
+import (
+	"cmp"
+	"slices"
+	"time"
+)
 
 // This file is what is in flight: batches and markers that have been judged and are
 // being appended. It knows nothing of the manager.
@@ -325,6 +329,21 @@ func (s *inFlightSet) lowest(limit int64) int64 {
 	return limit
 }
 
+// byTicket returns the numbers of the queues in use, in the order in which their
+// heads were reserved. Their numbers depend on more than the calls since a restore.
+func (s *inFlightSet) byTicket() []uint32 {
+	var used []uint32
+	for n := range s.queues {
+		if s.queues[n].count > 0 {
+			used = append(used, uint32(n))
+		}
+	}
+	slices.SortFunc(used, func(a, b uint32) int {
+		return cmp.Compare(s.queues[a].at(0).ticket, s.queues[b].at(0).ticket)
+	})
+	return used
+}
+
 // counts returns how many batches each queue holds, for a view.
 func (s *inFlightSet) counts() queueCounts {
 	if s == nil {
@@ -392,7 +411,14 @@ func (s *inFlightSet) dropFailedFirst(pid int64) {
 // expireFailedFirst forgets the failed first batches if the oldest may be as old as
 // a forgotten producer.
 func (s *inFlightSet) expireFailedFirst(now instant, limit time.Duration) {
-	if s != nil && !now.before(s.failedFirst.since.add(limit)) {
+	if s == nil {
+		return
+	}
+	since := &s.failedFirst.since
+	if since.ms == longAgo || now.before(*since) { // no call of Expire before, or the clock was wrong
+		*since = now
+	}
+	if !now.before(since.add(limit)) {
 		s.failedFirst = failedFirst{since: now}
 	}
 }

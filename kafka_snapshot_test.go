@@ -371,7 +371,7 @@ func TestKafkaInFlight(t *testing.T) {
 	if _, _, err := m.Reserve(Batch{ProducerID: 34, Count: 1}); err != nil {
 		t.Fatal(err)
 	}
-	commit(Batch{ProducerID: 31, BaseSequence: 1}, 3)
+	commit(Batch{ProducerID: 31, BaseSequence: 1, Transactional: true}, 3)
 	commit(Batch{ProducerID: 32, Epoch: 1, Transactional: true}, 4)
 	commit(Batch{ProducerID: 33}, 5)
 	if s := m.Snapshot(); s.EndOffset() != 2 || s.LogEndOffset() != 6 {

@@ -354,22 +354,22 @@ func (s *state) closeQueue(n uint32) {
 	s.touch(p, row)
 }
 
-// abandon ends everything in flight.
+// abandon ends everything in flight. The producers count as active in the order of
+// their reservations.
 func (s *state) abandon() {
 	if s.inFlight == nil {
 		return
 	}
-	for n := range s.inFlight.queues {
-		s.abandonQueue(uint32(n))
+	for _, n := range s.inFlight.byTicket() {
+		s.abandonQueue(n)
 	}
 }
 
-// abandonQueue ends everything in a queue. It may get into the log all the same.
+// abandonQueue ends everything in a queue in use. It may get into the log all the
+// same.
 func (s *state) abandonQueue(n uint32) {
-	if q := &s.inFlight.queues[n]; q.count > 0 {
-		s.inFlight.suspect(q, 0, s.endOffset)
-		s.cut(n, 0)
-	}
+	s.inFlight.suspect(&s.inFlight.queues[n], 0, s.endOffset)
+	s.cut(n, 0)
 }
 
 // dropInFlight ends everything in flight, since the log it was meant for is gone.

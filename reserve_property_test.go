@@ -307,20 +307,7 @@ func sameReason(want, got error) bool {
 	return errors.Is(got, want) && refusalName(got) == refusalName(want)
 }
 
-// inOrder reports whether appends have to end in the order of the log. Under a
-// cap, those that eviction has passed over while they were in flight are put back
-// by their offsets (see unpark); the model goes by the order of the commits, which
-// would be as right, so histories in which the two differ are left out.
-func (p *pipeline) inOrder() bool { return p.cfg.MaxProducers > 0 }
-
-// mustWait reports whether another append has to end before one at the end of
-// the log.
-func (p *pipeline) mustWait() bool { return p.inOrder() && len(p.unsettled()) > 0 }
-
 func (p *pipeline) commitPlain() {
-	if p.mustWait() {
-		return
-	}
 	b := p.next(p.pid())
 	if p.c.pick(3) == 0 {
 		b = p.retry()
@@ -381,9 +368,6 @@ func (p *pipeline) commit() {
 	all := p.unsettled()
 	if len(all) == 0 {
 		return
-	}
-	if p.inOrder() {
-		all = all[:1]
 	}
 	h := all[p.c.pick(len(all))]
 	p.note("commit of %s base=%d", words(h.batch), h.base)
@@ -581,7 +565,7 @@ func (p *pipeline) rebuild() {
 // here is not in that leader's log.
 func (p *pipeline) replay() {
 	pid := p.pid()
-	if p.mustWait() || slices.ContainsFunc(p.model.queues[pid], func(h *appending) bool { return h.committed }) {
+	if slices.ContainsFunc(p.model.queues[pid], func(h *appending) bool { return h.committed }) {
 		return
 	}
 	b := Batch{ProducerID: pid, Count: 1}

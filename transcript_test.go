@@ -463,7 +463,10 @@ func (tr *transcript) recency(s step) string {
 }
 
 func (tr *transcript) txn(s step) string {
-	p, _ := tr.part.m.Producer(tr.number(s, "pid"))
+	p, ok := tr.part.m.Producer(tr.number(s, "pid"))
+	if !ok {
+		return "none coord=none"
+	}
 	text := "none"
 	if p.CurrentTxnFirstOffset >= 0 {
 		text = fmt.Sprintf("open@%d", p.CurrentTxnFirstOffset)
