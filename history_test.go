@@ -532,7 +532,7 @@ var (
 		}},
 	}
 	truncations = []deed{
-		{"truncate", func(s *survivor) { s.truncate(int64(s.pick(int(min(s.c.end, 1<<40)) + 2))) }},
+		{"truncate", func(s *survivor) { s.truncate(int64(s.pick(int(min(s.c.end, 1<<30)) + 2))) }},
 		{"truncate a little", func(s *survivor) { s.truncate(max(-1, s.c.end-int64(s.pick(8)))) }},
 		{"reset", func(s *survivor) {
 			if s.pick(8) > 0 {

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -45,8 +44,9 @@ const (
 )
 
 var (
-	errFault = &os.PathError{Op: "write", Path: "disk", Err: syscall.ENOSPC}
-	errCrash = errors.New("the machine has stopped")
+	errNoSpace = errors.New("no space left on device")
+	errFault   = &os.PathError{Op: "write", Path: "disk", Err: errNoSpace}
+	errCrash   = errors.New("the machine has stopped")
 )
 
 func newDisk() *disk {
@@ -349,7 +349,7 @@ func TestLoadDropsWhatIsLost(t *testing.T) {
 	}
 	d.steps, d.faults = nil, map[int]fault{1: fails}
 	res, err := dir.Load(New(Config{}), 0, 1)
-	if err != nil || res.EndOffset != 1 || len(res.Skipped) != 1 || !errors.Is(res.Skipped[0], syscall.ENOSPC) {
+	if err != nil || res.EndOffset != 1 || len(res.Skipped) != 1 || !errors.Is(res.Skipped[0], errNoSpace) {
 		t.Errorf("what is past the end cannot be removed: %+v, %v", res, err)
 	}
 }
@@ -425,7 +425,7 @@ func TestLeftoversAreReported(t *testing.T) {
 				d.failing = "remove"
 			}
 			res, err := dir.Load(New(Config{}), 3, 7)
-			if err != nil || res.EndOffset != 5 || len(res.Skipped) > 0 != fails || fails && !errors.Is(res.Skipped[0], syscall.ENOSPC) {
+			if err != nil || res.EndOffset != 5 || len(res.Skipped) > 0 != fails || fails && !errors.Is(res.Skipped[0], errNoSpace) {
 				t.Errorf("%s, removing it fails %t: %+v, %v", name, fails, res, err)
 			}
 			if _, left := d.names[dir.file(name)]; left != fails {
@@ -472,11 +472,11 @@ func TestLoadSkips(t *testing.T) {
 		t.Errorf("nothing intact: %+v, %v", res, err)
 	}
 	d.steps, d.faults = nil, map[int]fault{1: fails}
-	if res, err := dir.Load(m, 0, 100); !errors.Is(err, syscall.ENOSPC) || res.Found || len(res.Skipped) != 2 {
+	if res, err := dir.Load(m, 0, 100); !errors.Is(err, errNoSpace) || res.Found || len(res.Skipped) != 2 {
 		t.Errorf("one cannot be read, and the other is corrupt: %+v, %v", res, err)
 	}
 	d.steps, d.faults = nil, map[int]fault{0: fails}
-	if _, err := dir.Load(m, 0, 100); !errors.Is(err, syscall.ENOSPC) {
+	if _, err := dir.Load(m, 0, 100); !errors.Is(err, errNoSpace) {
 		t.Errorf("the directory cannot be read: %v", err)
 	}
 	if !bytes.Equal(before, encoded(t, m)) {
@@ -594,7 +594,7 @@ func TestOpenFaults(t *testing.T) {
 	for at := range steps {
 		d := newDisk()
 		d.faults[at] = fails
-		if _, err := openSnapshotDir(d, "snapshots", 1); !errors.Is(err, syscall.ENOSPC) || d.locked {
+		if _, err := openSnapshotDir(d, "snapshots", 1); !errors.Is(err, errNoSpace) || d.locked {
 			t.Errorf("step %d, %s: %v, locked %t", at, steps[at], err, d.locked)
 		}
 	}
@@ -623,7 +623,7 @@ func TestDropAfter(t *testing.T) {
 		again := d.afterCrash(true, nil)
 		dir := openDisk(t, again, 10)
 		again.steps, again.faults = nil, map[int]fault{at: fails}
-		if err := dir.DropAfter(1); !errors.Is(err, syscall.ENOSPC) {
+		if err := dir.DropAfter(1); !errors.Is(err, errNoSpace) {
 			t.Errorf("step %d of %v: %v", at, again.steps, err)
 		}
 	}
