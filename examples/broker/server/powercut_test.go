@@ -64,7 +64,7 @@ func TestB7_PowerCut(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	const trials, producers, batches = 150, 4, 5
+	const trials, producers, batches = 100, 4, 5
 	cuts, kept := 0, 0
 	for trial := range trials {
 		dir, all := cutPowerOfBroker(t, rng, []int{512, 4096}[trial%2], producers, batches)
@@ -74,7 +74,7 @@ func TestB7_PowerCut(t *testing.T) {
 				acknowledged = append(acknowledged, s)
 			}
 		}
-		s, err := Open(Config{Dir: dir})
+		s, err := Open(Config{Dir: dir, NoSync: true})
 		if err != nil {
 			t.Fatalf("trial %d: the broker does not start: %v", trial, err)
 		}

@@ -30,7 +30,7 @@ const (
 	demoCutEvery   = 40 // appended batches
 
 	// demoTimeout ends a demo that hangs. It takes a few seconds.
-	demoTimeout = time.Minute
+	demoTimeout = 3 * time.Minute
 
 	shutdownTimeout = 10 * time.Second
 )
