@@ -12,6 +12,22 @@ import (
 	"io"
 )
 
+// Returned by [ProducerStateManager.ReplayLog], inside a [*LogError].
+var (
+	// ErrTornTail: the log ends in a batch that is incomplete, as a crash in the
+	// middle of an append leaves it, or in zeros, as a preallocated segment
+	// does. No complete batch follows. The broker cuts the segment off after
+	// [ReplayResult].Bytes and goes on. Only the newest segment of a log can be
+	// torn; in an older one this is damage too.
+	ErrTornTail error = &reason{text: "torn tail of log", code: codeKafkaStorageError}
+
+	// ErrCorruptLog: what stands in the log is not what was once written there,
+	// or never was a batch, and good batches may follow. Cutting the segment off
+	// may lose acknowledged records, so a broker does not do it unasked: it
+	// fetches the rest from a replica, or leaves the partition offline.
+	ErrCorruptLog error = &reason{text: "corrupt log", code: codeKafkaStorageError}
+)
+
 // textError is an error that keeps its message in JSON.
 type textError struct{ error }
 
@@ -109,12 +125,10 @@ func (m *ProducerStateManager) Replay(b Batch, baseOffset int64) error {
 	switch {
 	case b.ProducerID != NoProducerID && !b.replayable():
 		return newBatchError(b, baseOffset, ErrInvalidBatch)
-	case !m.mayReplay(baseOffset, b.offsets()):
-		e := newBatchError(b, baseOffset, ErrOffsetOrder)
-		e.LowestOffset = m.endOffset
-		return e
+	case !roomAt(baseOffset, b.Count):
+		return newBatchError(b, baseOffset, ErrOffsetOrder)
 	}
-	end := baseOffset + b.offsets()
+	end := baseOffset + int64(max(b.Count, 0))
 	m.advance(end)
 	defer m.replayed(baseOffset, end)
 	if b.ProducerID != NoProducerID {
@@ -128,46 +142,36 @@ func (b *Batch) replayable() bool {
 	return b.ProducerID >= 0 && b.Epoch >= 0 && b.BaseSequence >= noBaseSequence && b.Count >= 1
 }
 
-// mayReplay reports whether a log can hold count records at baseOffset. With
-// Config.Contiguous the log has no holes, so a replay may overlap what is known but
-// not begin beyond it, except by what is in flight.
-func (s *state) mayReplay(baseOffset, count int64) bool {
-	return roomAt(baseOffset, count) && (!s.cfg.Contiguous || baseOffset-s.endOffset <= s.inFlight.offsets())
-}
-
 // replay applies a replayable batch.
-func (s *state) replay(b *Batch, baseOffset int64) {
-	p, _ := s.table.find(b.ProducerID)
+func (m *state) replay(b *Batch, baseOffset int64) {
+	p := m.table.find(b.ProducerID)
 	if p != nil && (b.Epoch < p.epoch || baseOffset <= p.newestOffset()) {
 		return
 	}
-	p, row := s.overtake(b.ProducerID, b.Epoch, baseOffset)
+	p = m.overtake(b.ProducerID, b.Epoch, baseOffset)
 	if b.BaseSequence != noBaseSequence {
 		p.record(b, baseOffset)
-	} else {
-		s.lastMarker = max(s.lastMarker, baseOffset+b.offsets()-1)
-		p.adopt(b.Epoch)
-		p.history |= hadMarker
+		return
 	}
-	if b.Transactional {
-		s.openTxn(p, baseOffset)
-	}
-	s.touch(p, row)
+	m.lastMarker = max(m.lastMarker, baseOffset+int64(b.Count)-1)
+	p.adopt(b.Epoch)
+	p.history |= hadMarker
+	p.openTxn(b, baseOffset)
 }
 
-// overtake returns a producer as edit does, for an entry of the log at offset. It
-// abandons what the producer has in flight, since the log has moved under it. A
+// overtake returns a producer as active does, for an entry of the log at offset.
+// It abandons what the producer has in flight, which the log has moved under. A
 // producer that was forgotten, and comes back because a replay overlaps what was
 // known, may have more in the log than is replayed.
-func (s *state) overtake(pid int64, epoch int16, offset int64) (*producer, uint32) {
-	p, _ := s.table.find(pid)
-	if offset < s.lastForgetEnd && p.newestOffset() == noOffset {
-		s.inexact = true
+func (m *state) overtake(pid int64, epoch int16, offset int64) *producer {
+	p := m.table.find(pid)
+	if offset < m.lastForgetEnd && newestOffset(p) == noOffset {
+		m.inexact = true
 	}
-	if n, ok := s.inFlight.numberOf(pid, p); ok {
-		s.abandonQueue(n)
+	if n, ok := m.queueOf(pid, p); ok {
+		m.abandonQueue(n)
 	}
-	return s.edit(pid, epoch)
+	return m.active(pid, epoch)
 }
 
 // ReplayMarker applies a transaction marker that is already in the log at
@@ -188,22 +192,21 @@ func (m *ProducerStateManager) ReplayMarker(k Marker, offset int64) error {
 	switch {
 	case !b.wellFormed():
 		return newBatchError(b, offset, ErrInvalidBatch)
-	case !m.mayReplay(offset, 1):
+	case !roomAt(offset, 1):
 		return newBatchError(b, offset, ErrOffsetOrder)
 	}
 	m.advance(offset + 1)
 	defer m.replayed(offset, offset+1)
 	m.lastMarker = max(m.lastMarker, offset)
-	p, _ := m.table.find(k.ProducerID)
+	p := m.table.find(k.ProducerID)
 	if p != nil && (k.Epoch < p.epoch || offset < p.newestOffset()) {
 		return nil
 	}
-	p, row := m.overtake(k.ProducerID, k.Epoch, offset)
+	p = m.overtake(k.ProducerID, k.Epoch, offset)
 	p.adopt(k.Epoch)
 	p.txnFirst = noTxn
 	p.coordinatorEpoch = max(p.coordinatorEpoch, k.CoordinatorEpoch)
 	p.history |= hadMarker
-	m.touch(p, row)
 	return nil
 }
 

@@ -37,25 +37,24 @@ func newTableRig(t rapid.TB) *tableRig {
 
 // put writes an epoch to a producer's row, which it makes if there is none.
 func (r *tableRig) put(pid int64, epoch int16) {
-	p, _ := r.table.find(pid)
+	p := r.table.find(pid)
 	if _, known := r.want[pid]; known != (p != nil) {
 		r.t.Fatalf("find(%d): %v, and the map has it: %t", pid, p, known)
 	}
 	if p == nil {
-		p, _ = r.table.insert(pid)
+		p = r.table.insert(pid)
 	} else {
-		p, _ = r.table.edit(pid)
+		p = r.table.edit(pid)
 	}
 	p.epoch = epoch
 	r.want[pid] = epoch
 }
 
 func (r *tableRig) remove(pid int64) {
-	p, row := r.table.find(pid)
-	if p == nil {
+	if r.table.find(pid) == nil {
 		return
 	}
-	r.table.remove(row)
+	r.table.remove(r.table.lastRow)
 	delete(r.want, pid)
 }
 
@@ -74,7 +73,7 @@ func (r *tableRig) verify() {
 		r.t.Fatalf("%d rows, want %d", r.table.rows, len(r.want))
 	}
 	for pid, epoch := range r.want {
-		if p, _ := r.table.find(pid); p == nil || p.epoch != epoch {
+		if p := r.table.find(pid); p == nil || p.epoch != epoch {
 			r.t.Fatalf("find(%d): %+v, want epoch %d", pid, p, epoch)
 		}
 	}

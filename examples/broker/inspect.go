@@ -168,14 +168,14 @@ func activityOf(p idempotence.ProducerState) string {
 }
 
 func transactionOf(p idempotence.ProducerState) string {
-	if p.CurrentTxnFirstOffset < 0 {
+	if !p.InTransaction {
 		return none
 	}
-	return fmt.Sprintf("from %d", p.CurrentTxnFirstOffset)
+	return fmt.Sprintf("from %d", p.TransactionOffset)
 }
 
 func coordinatorOf(p idempotence.ProducerState) string {
-	if p.CoordinatorEpoch < 0 {
+	if !p.Marked {
 		return none
 	}
 	return fmt.Sprint(p.CoordinatorEpoch)

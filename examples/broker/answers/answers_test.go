@@ -87,7 +87,7 @@ const (
 	records = 6 // of a session
 	refused = 3 // the record in the fourth request
 
-	sessionTimeout = 3 * time.Minute
+	sessionTimeout = time.Minute
 )
 
 // play runs a session of a client against each of the judges. The sessions are

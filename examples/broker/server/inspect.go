@@ -34,8 +34,7 @@ func Inspect(dir string) (Recovery, error) {
 	if err != nil {
 		return Recovery{}, err
 	}
-	clean := readCleanStop(filepath.Dir(dir))[filepath.Base(dir)]
-	log, err := segment.Open(dir, segment.Options{ReadOnly: true, Clean: clean})
+	log, err := segment.Open(dir, segment.Options{ReadOnly: true, Clean: wasClosedCleanly(dir)})
 	if err != nil {
 		return Recovery{}, err
 	}

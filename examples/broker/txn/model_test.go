@@ -52,8 +52,8 @@ type model struct {
 }
 
 // write decides the fate of a record. It reports whether the record counts, and
-// whether its write was acknowledged.
-func (m *model) write() (counts, acked bool) {
+// whether the coordinator learns of it.
+func (m *model) write() (counts, learns bool) {
 	what := written
 	if len(m.fates) > 0 {
 		what, m.fates = m.fates[0], m.fates[1:]
@@ -66,15 +66,15 @@ func (m *model) write() (counts, acked bool) {
 }
 
 // happen writes an event, or not.
-func (m *model) happen(id string, e event) (acked bool) {
+func (m *model) happen(id string, e event) (learns bool) {
 	e.at = m.now
-	counts, acked := m.write()
+	counts, learns := m.write()
 	if counts {
 		m.events[id] = append(m.events[id], e)
 		delete(m.done, id)
 	}
-	m.fenced[id] = m.fenced[id] && !acked || e.fence && !acked
-	return acked
+	m.fenced[id] = m.fenced[id] && !learns || e.fence && !learns
+	return learns
 }
 
 // newID takes a producer id.
@@ -192,7 +192,7 @@ func (m *model) complete(id string) bool {
 }
 
 // end ends the transaction of id.
-func (m *model) end(id string, version int8, commit, raise, fence bool, missed Producer) (acked bool) {
+func (m *model) end(id string, version int8, commit, raise, fence bool, missed Producer) (learns bool) {
 	e := event{what: "ended", version: version, commit: commit, fence: fence, missed: NoProducer}
 	e.told, e.marked = m.present(id), m.present(id)
 	if raise {
@@ -205,26 +205,26 @@ func (m *model) end(id string, version int8, commit, raise, fence bool, missed P
 	_, _, _, _, offsets := m.open(id)
 	before := m.state(id)
 	before2 := len(m.events[id])
-	acked = m.happen(id, e)
+	learns = m.happen(id, e)
 	if commit && before == "Ongoing" && len(m.events[id]) > before2 {
 		for o, offset := range offsets {
 			m.commits = append(m.commits, modelCommit{o.group, Offset{Partition: o.Partition, Offset: offset}})
 		}
 	}
-	return acked
+	return learns
 }
 
 const unavailable = "COORDINATOR_NOT_AVAILABLE"
 
-func answer(p Producer, acked bool) string {
-	if !acked {
+func answer(p Producer, learns bool) string {
+	if !learns {
 		return unavailable
 	}
 	return producerName(p)
 }
 
-func done(acked bool) string {
-	if !acked {
+func done(learns bool) string {
+	if !learns {
 		return unavailable
 	}
 	return "ok"
@@ -350,8 +350,8 @@ func (m *model) endTxn(id string, p Producer, version int8, commit bool) string 
 	case version == 1 || commit:
 		return "INVALID_TXN_STATE"
 	}
-	acked := m.end(id, version, commit, version == 2, false, present)
-	return answer(m.present(id), acked)
+	learns := m.end(id, version, commit, version == 2, false, present)
+	return answer(m.present(id), learns)
 }
 
 // markers lists what is to be written.
@@ -391,12 +391,12 @@ func (m *model) markerDone(k Marker) string {
 	return done(m.completes(k.TransactionalID))
 }
 
-func (m *model) completes(id string) (acked bool) {
+func (m *model) completes(id string) (learns bool) {
 	kept := m.done[id]
-	if acked = m.happen(id, event{what: "completed"}); !acked {
+	if learns = m.happen(id, event{what: "completed"}); !learns {
 		m.done[id] = kept
 	}
-	return acked
+	return learns
 }
 
 func (m *model) expire() string {
@@ -405,31 +405,31 @@ func (m *model) expire() string {
 		version, start, _, _, _ := m.open(id)
 		granted, _ := m.newest(id, "granted")
 		newest := m.events[id][len(m.events[id])-1]
-		acked := true
+		learns := true
 		switch state := m.state(id); {
 		case state == "Ongoing" && !m.now.Before(start.Add(granted.timeout)):
-			acked = m.end(id, version, false, true, true, m.present(id))
+			learns = m.end(id, version, false, true, true, m.present(id))
 		case m.allDone(id):
-			acked = m.completes(id)
+			learns = m.completes(id)
 		case state != "Ongoing" && !m.preparing(id) && !m.now.Before(newest.at.Add(7*24*time.Hour)):
 			var counts bool
-			if counts, acked = m.write(); counts {
+			if counts, learns = m.write(); counts {
 				delete(m.events, id)
 			}
 		}
-		failed = failed || !acked
+		failed = failed || !learns
 	}
 	return done(!failed)
 }
 
 func (m *model) offsetCommit(group string, offsets []Offset) string {
-	counts, acked := m.write()
+	counts, learns := m.write()
 	if counts {
 		for _, o := range offsets {
 			m.commits = append(m.commits, modelCommit{group, o})
 		}
 	}
-	return done(acked)
+	return done(learns)
 }
 
 func (m *model) fetch(group string, p Partition, stable bool) string {

@@ -1,0 +1,88 @@
+package statemachine
+
+import (
+	"bytes"
+	"io"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+func newMachine(t *testing.T) *Machine {
+	t.Helper()
+	m, err := New(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return m
+}
+
+// entries numbers commands as a raft log does, from 1 on.
+func entries(commands ...[]byte) []*raft.Log {
+	var log []*raft.Log
+	for i, c := range commands {
+		log = append(log, &raft.Log{Index: uint64(i + 1), Type: raft.LogCommand, Data: c})
+	}
+	return log
+}
+
+// applyAll applies entries in one group.
+func applyAll(m *Machine, log []*raft.Log) []Answer {
+	var answers []Answer
+	for _, a := range m.ApplyBatch(log) {
+		answers = append(answers, a.(Answer))
+	}
+	return answers
+}
+
+// applyGrouped applies entries in groups of random sizes.
+func applyGrouped(m *Machine, log []*raft.Log, rng *rand.Rand) []Answer {
+	var answers []Answer
+	for len(log) > 0 {
+		n := 1 + rng.IntN(min(len(log), 40))
+		answers = append(answers, applyAll(m, log[:n])...)
+		log = log[n:]
+	}
+	return answers
+}
+
+// A sink keeps a snapshot in memory.
+type sink struct{ bytes.Buffer }
+
+func (*sink) ID() string    { return "test" }
+func (*sink) Cancel() error { return nil }
+func (*sink) Close() error  { return nil }
+
+// snapshotOf returns the snapshot of a machine.
+func snapshotOf(t *testing.T, m *Machine) []byte {
+	t.Helper()
+	x, err := m.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Release()
+	var s sink
+	if err := x.Persist(&s); err != nil {
+		t.Fatal(err)
+	}
+	return s.Bytes()
+}
+
+// restored returns a new machine with the state of a snapshot.
+func restored(t *testing.T, snapshot []byte) *Machine {
+	t.Helper()
+	m := newMachine(t)
+	if err := m.Restore(io.NopCloser(bytes.NewReader(snapshot))); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func at(seconds int64) time.Time { return time.Unix(seconds, 0) }
