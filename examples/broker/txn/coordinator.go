@@ -44,7 +44,7 @@ type Config struct {
 
 	// InUse reports whether a partition knows a producer id, for instance
 	// because a client has made it up. Such an id is passed over. InUse may be
-	// nil. It is called without the coordinator's lock.
+	// nil. It must not call the coordinator.
 	InUse func(producerID int64) bool
 }
 

@@ -582,6 +582,7 @@ func TestFencing(t *testing.T) {
 func TestMarkers(t *testing.T) {
 	three := []record{held("a", Ongoing, Producer{31, 0}, 2, Partition{"t", 0}, Partition{"t", 1}, Partition{"u", 0})}
 	runScenarios(t, []scenario{
+		// Case TXN-MARKER-RETRY: the same marker, with the same epoch.
 		{"failed ones are sent again, refused ones dropped", three, []step{
 			{"end a 31/0 v2 commit", "31/1"},
 			{"done a t-0 UNKNOWN_TOPIC_OR_PARTITION", "ok"},
@@ -1025,6 +1026,16 @@ func TestProducerIDs(t *testing.T) {
 		}
 		w.log.dead = false
 		w.run([]step{{"newid", "4000"}, {"init a", "4001/0"}})
+	})
+
+	// Case PID-COLLISION: the logs know ids that were never reserved here.
+	t.Run("above the highest id in the logs", func(t *testing.T) {
+		w := newWorld(t)
+		w.run([]step{{"newid", "4000"}})
+		w.cfg.FirstProducerID = 9000
+		w.run([]step{{"restart", "2"}, {"newid", "9000"}})
+		w.cfg.FirstProducerID = 0 // they were deleted
+		w.run([]step{{"restart", "3"}, {"newid", "10000"}})
 	})
 
 	t.Run("ids in use are passed over", func(t *testing.T) {

@@ -340,3 +340,34 @@ func TestNewCoordinator(t *testing.T) {
 		t.Errorf("after the last epoch: %v, %v", c, err)
 	}
 }
+
+// A log that no coordinator has written: it forgets what is still open.
+func TestRecoverForgottenInMidTransaction(t *testing.T) {
+	open := held("a", Ongoing, Producer{31, 0}, 2)
+	open.groups, open.offsets = []string{"g"}, []stagedOffset{{"g", Offset{Partition{"in", 0}, 1, -1, ""}}}
+	w := newWorld(t, open, forgottenRecord{"a"}, held("b", PrepareAbort, Producer{32, 0}, 1, Partition{"t", 0}), forgottenRecord{"b"})
+	w.run([]step{
+		{"fetch g stable in-0", "in-0=-1"},
+		{"markers", "none"},
+		{"state a", "unknown"},
+		{"expire", "ok"},
+	})
+}
+
+// Nothing is left of what is over.
+func TestStateKeepsNothing(t *testing.T) {
+	w := newWorld(t)
+	w.run([]step{
+		{"init a", "4000/0"},
+		{"add a 4000/0 v2 t-0", "ok"},
+		{"stage a 4000/0 v2 g in-0=1", "ok"},
+		{"end a 4000/0 v2 abort", "4000/1"},
+		{"done a t-0", "ok"},
+		{"clock 168h", ""},
+		{"expire", "ok"},
+	})
+	s := w.c.state
+	if n := len(s.transactions) + len(s.unmarked) + len(s.offsets) + len(s.staging) + len(w.c.locks); n != 0 {
+		t.Errorf("left: %+v", s)
+	}
+}
