@@ -243,7 +243,7 @@ func TestParkedByRestoreComesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := restored(t, Config{Expiration: time.Minute}, encoded(t, m))
-	if err := n.CommitBatch(Batch{ProducerID: 31, BaseSequence: 1, Count: 1}, 1); err != nil {
+	if err := n.CommitBatch(Batch{ProducerID: 31, BaseSequence: 1, Count: 1, Transactional: true}, 1); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.ReplayMarker(Marker{ProducerID: 31, Commit: true}, 2); err != nil {

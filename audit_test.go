@@ -25,8 +25,8 @@ var audits = []func(*ProducerStateManager) error{
 	auditManager,
 	auditProducers,
 	func(m *ProducerStateManager) error { return auditTable(&m.table) },
-	auditActivity,
-	auditPipelines,
+	auditRecency,
+	auditInFlight,
 }
 
 // audit fails the test where the manager breaks an invariant of its own.
@@ -46,9 +46,9 @@ func auditManager(m *ProducerStateManager) error {
 	if m.endOffset < 0 {
 		return fmt.Errorf("end offset %d is negative", m.endOffset)
 	}
-	end := max(m.endOffset, m.restoredLogEnd)
+	end := m.knownEnd()
 	if m.lastMarker < noOffset || m.lastMarker >= max(end, 1) || m.lastForgetEnd > end {
-		return fmt.Errorf("last marker at %d, forgot at %d, end offset %d", m.lastMarker, m.lastForgetEnd, end)
+		return fmt.Errorf("last marker at %d, forgot at %d, end offset %d", m.lastMarker, m.lastForgetEnd, m.endOffset)
 	}
 	if m.maxProducerID < NoProducerID {
 		return fmt.Errorf("highest producer id is %d", m.maxProducerID)
@@ -59,14 +59,14 @@ func auditManager(m *ProducerStateManager) error {
 			return fmt.Errorf("producer %d is above the highest producer id %d", p.id, m.maxProducerID)
 		}
 		if p.txnFirst >= end && p.txnFirst != noTxn {
-			return fmt.Errorf("producer %d has a transaction from %d, past end offset %d", p.id, p.txnFirst, end)
+			return fmt.Errorf("producer %d has a transaction from %d, past end offset %d", p.id, p.txnFirst, m.endOffset)
 		}
 		if p.window.count == 0 {
 			continue
 		}
-		if e := p.window.newest(); e.baseOffset+int64(e.span.count()) > end {
+		if e := p.window.newest(); e.end() > end {
 			return fmt.Errorf("producer %d remembers %d records from offset %d, past end offset %d",
-				p.id, e.span.count(), e.baseOffset, end)
+				p.id, e.span.count(), e.baseOffset, m.endOffset)
 		}
 	}
 	return nil
@@ -114,7 +114,7 @@ func auditWindow(w *window) error {
 			return fmt.Errorf("window 3: offset %d comes after %d", e.baseOffset, older.baseOffset)
 		}
 		if !w.mayRepeat && e.span.first() != after(older.span) {
-			return fmt.Errorf("window 5: sequence %d follows a batch that ends before %d, and wide is not set",
+			return fmt.Errorf("window 5: sequence %d follows a batch that ends before %d, and mayRepeat is not set",
 				e.span.first(), after(older.span))
 		}
 	}
@@ -135,7 +135,7 @@ func auditNext(w *window) error {
 func auditNarrow(w *window) error {
 	for _, e := range w.ring {
 		if !w.mayRepeat && e.span.count() > maxPlainCount {
-			return fmt.Errorf("window 5: a batch covers %d sequences, and wide is not set", e.span.count())
+			return fmt.Errorf("window 5: a batch covers %d sequences, and mayRepeat is not set", e.span.count())
 		}
 	}
 	return nil
@@ -147,21 +147,21 @@ func after(s span) int32 {
 	return int32((int64(s.first()) + int64(s.count())) % (1 << 31))
 }
 
-// auditActivity walks both lists. In which order those of one mark have committed
-// (activity 2) cannot be seen any more where the log was cut or a marker
+// auditRecency walks both lists. In which order those of one mark have committed
+// (recency 2) cannot be seen any more where the log was cut or a marker
 // replayed; the chronicle knows it.
-func auditActivity(m *ProducerStateManager) error {
+func auditRecency(m *ProducerStateManager) error {
 	a := &m.recency
 	idle, err := auditList(m, "idle", a.idle)
 	if err != nil {
 		return err
 	}
-	pinned, err := auditList(m, "parked", a.pinned)
+	pinned, err := auditList(m, "pinned", a.pinned)
 	if err != nil {
 		return err
 	}
 	if n := len(idle) + len(pinned); n != int(m.table.rows) {
-		return fmt.Errorf("activity 1: %d rows in the lists, %d in the table", n, m.table.rows)
+		return fmt.Errorf("recency 1: %d rows in the lists, %d in the table", n, m.table.rows)
 	}
 	for i := 1; i < len(idle); i++ {
 		older, newer := m.table.at(idle[i-1]).tick, m.table.at(idle[i]).tick
@@ -169,21 +169,21 @@ func auditActivity(m *ProducerStateManager) error {
 			continue
 		}
 		if older == a.current || a.ticks[newer].at().before(a.ticks[older].at()) {
-			return fmt.Errorf("activity 2: mark %d (%+v) stands before mark %d (%+v), and %d is current",
+			return fmt.Errorf("recency 2: tick %d (%+v) stands before tick %d (%+v), and %d is current",
 				older, a.ticks[older], newer, a.ticks[newer], a.current)
 		}
 	}
 	for _, row := range idle {
-		if m.table.at(row).pinned {
-			return fmt.Errorf("activity 3: row %d is idle and says that it is parked", row)
+		if p := m.table.at(row); p.pinned || p.inTransaction() {
+			return fmt.Errorf("recency 3: row %d is idle, with pinned %t, in transaction %t", row, p.pinned, p.inTransaction())
 		}
 	}
 	for _, row := range pinned {
 		if p := m.table.at(row); !p.pinned || !p.busy() {
-			return fmt.Errorf("activity 3: row %d is parked, with parked %t, protected %t", row, p.pinned, p.busy())
+			return fmt.Errorf("recency 3: row %d is pinned, with pinned %t, busy %t", row, p.pinned, p.busy())
 		}
 	}
-	return auditMarks(m)
+	return auditTicks(m)
 }
 
 // auditList returns the rows of a list, oldest first.
@@ -192,40 +192,40 @@ func auditList(m *ProducerStateManager, name string, l list) ([]uint32, error) {
 	last := link(0)
 	for at := l.oldest; at != 0; last, at = at, m.table.at(at.row()).newer {
 		if at.row() >= m.table.rows || len(rows) > int(m.table.rows) {
-			return nil, fmt.Errorf("activity 1: %s leads to row %d of %d, or in a circle", name, at.row(), m.table.rows)
+			return nil, fmt.Errorf("recency 1: %s leads to row %d of %d, or in a circle", name, at.row(), m.table.rows)
 		}
 		if back := m.table.at(at.row()).older; back != last {
-			return nil, fmt.Errorf("activity 1: %s comes to row %d from link %d, and the link back is %d", name, at.row(), last, back)
+			return nil, fmt.Errorf("recency 1: %s comes to row %d from link %d, and the link back is %d", name, at.row(), last, back)
 		}
 		rows = append(rows, at.row())
 	}
 	if l.newest != last {
-		return nil, fmt.Errorf("activity 1: %s ends at link %d, and its newest is %d", name, last, l.newest)
+		return nil, fmt.Errorf("recency 1: %s ends at link %d, and its newest is %d", name, last, l.newest)
 	}
 	return rows, nil
 }
 
-func auditMarks(m *ProducerStateManager) error {
+func auditTicks(m *ProducerStateManager) error {
 	a := &m.recency
 	counts := make([]uint32, len(a.ticks))
 	for row := range m.table.rows {
 		tick := m.table.at(row).tick
 		if int(tick) >= len(counts) {
-			return fmt.Errorf("activity 4: row %d has mark %d of %d", row, tick, len(counts))
+			return fmt.Errorf("recency 4: row %d has tick %d of %d", row, tick, len(counts))
 		}
 		counts[tick]++
 	}
 	for i, k := range a.ticks {
 		if k.producers != counts[i] {
-			return fmt.Errorf("activity 4: mark %d counts %d producers, %d have it", i, k.producers, counts[i])
+			return fmt.Errorf("recency 4: tick %d counts %d producers, %d have it", i, k.producers, counts[i])
 		}
 		free := slices.Contains(a.free, uint32(i))
 		if want := k.producers == 0 && uint32(i) != a.current; free != want {
-			return fmt.Errorf("activity 4: mark %d of %d producers, in free: %t", i, k.producers, free)
+			return fmt.Errorf("recency 4: tick %d of %d producers, in free: %t", i, k.producers, free)
 		}
 	}
 	if once := slices.Compact(slices.Sorted(slices.Values(a.free))); len(once) != len(a.free) {
-		return fmt.Errorf("activity 4: a mark is free twice: %v", a.free)
+		return fmt.Errorf("recency 4: a tick is free twice: %v", a.free)
 	}
 	return nil
 }
@@ -355,12 +355,12 @@ func auditEntry(x *index, b *bucket, t *table, prefix uint64, group, slot int, s
 	return nil
 }
 
-// state is everything that decides how a manager will answer, as plain values
+// observed is everything that decides how a manager will answer, as plain values
 // in producer-id order. Two managers of equal state cannot be told apart but
 // by their Stats.
 type observed struct {
 	Producers     []ProducerState
-	InFlight      []laneState
+	InFlight      []queueState
 	EndOffset     int64
 	MaxProducerID int64
 }
@@ -370,7 +370,7 @@ func stateOf(m *ProducerStateManager) observed {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := observed{InFlight: queuesOf(m), EndOffset: m.endOffset, MaxProducerID: m.maxProducerID}
-	counts := m.inFlightCounts()
+	counts := m.inFlight.counts()
 	for row := range m.table.rows {
 		p := m.table.at(row)
 		view := p.view(m.recency.ticks, m.recency.current)

@@ -57,29 +57,6 @@ const (
 // shares it; it is read only.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Returned by [ParseBatch], [ParseMarker] and [BatchHeader.VerifyCRC].
-var (
-	// ErrCorruptBatch: the bytes cannot be a record batch: the batch is cut
-	// short, a field is out of range, or the checksum is wrong. Nothing in it
-	// can be trusted. The broker must not append it; it answers 2
-	// CORRUPT_MESSAGE, and most producers send the batch again.
-	ErrCorruptBatch error = &reason{text: "corrupt record batch", code: codeCorruptMessage}
-
-	// ErrUnsupportedMagic: the batch is not of format v2. The older formats
-	// have no producer id, so there is nothing to deduplicate, and the layout
-	// of a newer one is not known. The broker answers 87 INVALID_RECORD, as
-	// Kafka does from version 3 of the produce request on
-	// (ProduceRequest.validateRecords).
-	ErrUnsupportedMagic error = &reason{text: "unsupported record batch format", code: codeInvalidRecord}
-
-	// ErrNotMarker: the batch is sound and does not end a transaction: it holds
-	// data, or a control record of another type, such as a leader change. Only
-	// ParseMarker returns it. A follower appends such a control batch and
-	// reports its end with [ProducerStateManager.Advance]. A broker that got it
-	// from a client in place of a marker answers 87 INVALID_RECORD.
-	ErrNotMarker error = &reason{text: "not a transaction marker", code: codeInvalidRecord}
-)
-
 // BatchHeader holds the fields of a v2 batch header that are not part of the
 // [Batch].
 type BatchHeader struct {

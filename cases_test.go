@@ -348,7 +348,7 @@ func TestCase_FAIL_CASCADE_Committed(t *testing.T) {
 		reserve pid=31 epoch=0 seq=5 n=1 -> OK #A
 		reserve pid=31 epoch=0 seq=6 n=1 -> OK #B
 		commit #B base=6 -> OK
-		append-failed #A -> HOLE first=6
+		append-failed #A -> GAP next=6
 		truncate to=6 -> exact
 		batch pid=31 epoch=0 seq=6 n=1 -> OUT_OF_ORDER
 		batch pid=31 epoch=0 seq=5 n=2 -> OK base=6

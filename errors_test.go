@@ -85,23 +85,23 @@ func TestMessages(t *testing.T) {
 		fact BatchError
 	}{
 		{check(31, 4, 9, 2), "idempotence: out of order sequence: producer 31 epoch 4 sequence 9 count 2: expected sequence 3 in epoch 4",
-			BatchError{Batch{ProducerID: 31, Epoch: 4, BaseSequence: 9, Count: 2}, 3, 4, -1, -1, ErrOutOfOrderSequence}},
+			BatchError{Batch: Batch{ProducerID: 31, Epoch: 4, BaseSequence: 9, Count: 2}, Expected: 3, CurrentEpoch: 4, BaseOffset: -1, FirstCopy: -1, LowestOffset: -1, NextOffset: -1, Err: ErrOutOfOrderSequence}},
 		{check(31, 5, 9, 1), "idempotence: out of order sequence: producer 31 epoch 5 sequence 9 count 1: expected sequence 0 in epoch 4",
-			BatchError{Batch{ProducerID: 31, Epoch: 5, BaseSequence: 9, Count: 1}, 0, 4, -1, -1, ErrOutOfOrderSequence}},
+			BatchError{Batch: Batch{ProducerID: 31, Epoch: 5, BaseSequence: 9, Count: 1}, Expected: 0, CurrentEpoch: 4, BaseOffset: -1, FirstCopy: -1, LowestOffset: -1, NextOffset: -1, Err: ErrOutOfOrderSequence}},
 		{check(32, 0, 9, 1), "idempotence: unknown producer: producer 32 epoch 0 sequence 9 count 1: expected sequence 0",
-			BatchError{Batch{ProducerID: 32, BaseSequence: 9, Count: 1}, 0, -1, -1, -1, ErrUnknownProducer}},
+			BatchError{Batch: Batch{ProducerID: 32, BaseSequence: 9, Count: 1}, Expected: 0, CurrentEpoch: -1, BaseOffset: -1, FirstCopy: -1, LowestOffset: -1, NextOffset: -1, Err: ErrUnknownProducer}},
 		{check(31, 3, 0, 1), "idempotence: fenced by a newer epoch: producer 31 epoch 3 sequence 0 count 1: current epoch is 4",
-			BatchError{Batch{ProducerID: 31, Epoch: 3, Count: 1}, -1, 4, -1, -1, ErrFenced}},
+			BatchError{Batch: Batch{ProducerID: 31, Epoch: 3, Count: 1}, Expected: -1, CurrentEpoch: 4, BaseOffset: -1, FirstCopy: -1, LowestOffset: -1, NextOffset: -1, Err: ErrFenced}},
 		{check(31, 4, -7, 1), "idempotence: malformed batch: producer 31 epoch 4 sequence -7 count 1",
-			BatchError{Batch{ProducerID: 31, Epoch: 4, BaseSequence: -7, Count: 1}, -1, -1, -1, -1, ErrInvalidBatch}},
+			BatchError{Batch: Batch{ProducerID: 31, Epoch: 4, BaseSequence: -7, Count: 1}, Expected: -1, CurrentEpoch: -1, BaseOffset: -1, FirstCopy: -1, LowestOffset: -1, NextOffset: -1, Err: ErrInvalidBatch}},
 		{m.Commit(31, 4, 1, 1, 80), "idempotence: already committed: producer 31 epoch 4 sequence 1 count 1: appended at offset 80, first copy at offset 71",
-			BatchError{Batch{ProducerID: 31, Epoch: 4, BaseSequence: 1, Count: 1}, 3, 4, 80, 71, ErrDuplicateSequence}},
-		{m.Commit(31, 4, 3, 1, 72), "idempotence: offset out of order: producer 31 epoch 4 sequence 3 count 1: base offset 72, newest remembered 72",
-			BatchError{Batch{ProducerID: 31, Epoch: 4, BaseSequence: 3, Count: 1}, -1, 4, 72, 72, ErrOffsetOrder}},
+			BatchError{Batch: Batch{ProducerID: 31, Epoch: 4, BaseSequence: 1, Count: 1}, Expected: 3, CurrentEpoch: 4, BaseOffset: 80, FirstCopy: 71, LowestOffset: -1, NextOffset: -1, Err: ErrDuplicateSequence}},
+		{m.Commit(31, 4, 3, 1, 72), "idempotence: offset out of order: producer 31 epoch 4 sequence 3 count 1: base offset 72, lowest possible is 73",
+			BatchError{Batch: Batch{ProducerID: 31, Epoch: 4, BaseSequence: 3, Count: 1}, Expected: -1, CurrentEpoch: 4, BaseOffset: 72, FirstCopy: -1, LowestOffset: 73, NextOffset: -1, Err: ErrOffsetOrder}},
 		{m.Commit(31, 4, 9, 1, 80), "idempotence: out of order sequence: producer 31 epoch 4 sequence 9 count 1: expected sequence 3 in epoch 4",
-			BatchError{Batch{ProducerID: 31, Epoch: 4, BaseSequence: 9, Count: 1}, 3, 4, 80, -1, ErrOutOfOrderSequence}},
+			BatchError{Batch: Batch{ProducerID: 31, Epoch: 4, BaseSequence: 9, Count: 1}, Expected: 3, CurrentEpoch: 4, BaseOffset: 80, FirstCopy: -1, LowestOffset: -1, NextOffset: -1, Err: ErrOutOfOrderSequence}},
 		{m.CommitBatch(Batch{ProducerID: 31, Epoch: 3, Count: 1, Transactional: true}, 80), "idempotence: fenced by a newer epoch: producer 31 epoch 3 sequence 0 count 1: current epoch is 4",
-			BatchError{Batch{ProducerID: 31, Epoch: 3, Count: 1, Transactional: true}, -1, 4, 80, -1, ErrFenced}},
+			BatchError{Batch: Batch{ProducerID: 31, Epoch: 3, Count: 1, Transactional: true}, Expected: -1, CurrentEpoch: 4, BaseOffset: 80, FirstCopy: -1, LowestOffset: -1, NextOffset: -1, Err: ErrFenced}},
 	} {
 		if got := fmt.Sprint(tt.err); got != tt.want {
 			t.Errorf("got  %s\nwant %s", got, tt.want)
@@ -130,7 +130,7 @@ func TestErrorsInJSON(t *testing.T) {
 		want string
 	}{
 		{gap, `{"Batch":{"ProducerID":31,"Epoch":4,"BaseSequence":9,"Count":2,"Transactional":false},` +
-			`"Expected":1,"CurrentEpoch":4,"BaseOffset":-1,"FirstOffset":-1,"Err":"idempotence: out of order sequence"}`},
+			`"Expected":1,"CurrentEpoch":4,"BaseOffset":-1,"FirstCopy":-1,"LowestOffset":-1,"NextOffset":-1,"Err":"idempotence: out of order sequence"}`},
 		{inFlight, `{"Batch":{"ProducerID":31,"Epoch":4,"BaseSequence":1,"Count":1,"Transactional":false},` +
 			`"Epoch":4,"FirstSequence":1,"LastSequence":1}`},
 		{torn, `{"Position":0,"Offset":0,"Err":"idempotence: torn tail of log: 12 of 61 bytes of an entry"}`},

@@ -59,7 +59,7 @@ func Example_migrating() {
 	}
 	const logEnd = 79
 
-	imported := idempotence.New(idempotence.Config{})
+	imported := idempotence.New(idempotence.Config{}) // not Contiguous: most of the log is left out
 	for _, b := range old.inLogOrder() {
 		if err := imported.Replay(b.Batch, b.baseOffset); err != nil {
 			fmt.Println(err)
@@ -71,7 +71,7 @@ func Example_migrating() {
 		fmt.Println(err)
 	}
 
-	producers := idempotence.New(idempotence.Config{}) // as the partition has it from now on
+	producers := idempotence.New(idempotence.Config{Contiguous: true}) // from now on
 	if err := producers.Restore(&file); err != nil {
 		fmt.Println(err)
 	}
@@ -105,7 +105,7 @@ func (old oldProducers) accept(b idempotence.Batch) idempotence.Verdict {
 // follows the log also where it would have decided otherwise.
 func Example_migratingShadow() {
 	old := oldProducers{31: {batches: []oldBatch{{0, 2, 0}}}}
-	producers := idempotence.New(idempotence.Config{})
+	producers := idempotence.New(idempotence.Config{Contiguous: true})
 	if err := producers.Replay(idempotence.Batch{ProducerID: 31, Count: 3}, 0); err != nil {
 		fmt.Println(err)
 	}

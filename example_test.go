@@ -310,7 +310,7 @@ func ExampleBatchError() {
 		if errors.As(err, &refused) {
 			fmt.Println(err)
 			p.log.records = p.log.records[:refused.BaseOffset]
-			fmt.Println("acknowledge with offset", refused.FirstOffset)
+			fmt.Println("acknowledge with offset", refused.FirstCopy)
 		}
 	}
 	fmt.Println("the log:", p.log.records)
@@ -541,7 +541,7 @@ func ExampleProducerStateManager_RestoreKafka() {
 		return
 	}
 	for p := range producers.Producers() {
-		fmt.Println("producer", p.ProducerID, "epoch", p.Epoch, p.Window, "in transaction:", p.InTransaction)
+		fmt.Println("producer", p.ProducerID, "epoch", p.Epoch, p.Window, "in transaction:", p.CurrentTxnFirstOffset >= 0)
 	}
 	// Output:
 	// producer 5 epoch 2 [] in transaction: false

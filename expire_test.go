@@ -163,15 +163,17 @@ func TestExpire(t *testing.T) {
 			expire now=1201 -> 0
 			expire now=1301 -> 1
 		`},
-		{"a transaction that was cut off the log protects no longer, and the idle time goes on where it was", `
+		{"a transaction that was cut off the log protects no longer, and the idle time begins anew", `
 			ttl=100
 			batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
 			batch pid=31 epoch=0 seq=1 n=1 txn -> OK base=1
 			expire now=1000 -> 0
 			expire now=1200 -> 0
 			truncate to=1 -> exact
-			activity pid=31 -> 1000
-			expire now=1200 -> 1
+			activity pid=31 -> since the last Expire
+			expire now=1200 -> 0
+			expire now=1299 -> 0
+			expire now=1300 -> 1
 		`},
 		{"the clock of two calls in one does not matter, only their order", `
 			ttl=100
@@ -181,16 +183,35 @@ func TestExpire(t *testing.T) {
 			expire now=1000 -> 0
 			expire now=1100 -> 2
 		`},
-		{"a clock that was set back stands still until it has caught up: nobody is forgotten early or kept for ever", `
+		{"a clock that is set back by less than the limit stands still until it has caught up", `
 			ttl=100
 			batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
 			expire now=1000 -> 0
-			expire now=500 -> 0
+			expire now=901 -> 0
 			batch pid=32 epoch=0 seq=0 n=1 -> OK base=1
-			expire now=600 -> 0
+			expire now=950 -> 0
 			activity pid=32 -> 1000
 			expire now=1099 -> 0
 			expire now=1100 -> 2
+		`},
+		{"a clock that is set back by the limit or more goes back, and every producer is active then", `
+			ttl=100
+			batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
+			expire now=990 -> 0
+			batch pid=32 epoch=0 seq=0 n=1 -> OK base=1
+			expire now=1000 -> 0
+			batch pid=33 epoch=0 seq=0 n=1 -> OK base=2
+			expire now=900 -> 0
+			activity pid=31 -> 900
+			activity pid=32 -> 900
+			activity pid=33 -> 900
+			batch pid=32 epoch=0 seq=1 n=1 -> OK base=3
+			expire now=910 -> 0
+			activity pid=32 -> 910
+			expire now=999 -> 0
+			expire now=1000 -> 2
+			expire now=1009 -> 0
+			expire now=1010 -> 1
 		`},
 		{"the first to be idle is the first to be forgotten, whatever its id", `
 			ttl=100
@@ -243,7 +264,7 @@ func TestExpire(t *testing.T) {
 			expire now=1000 -> 0
 			reset
 			batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
-			expire now=900 -> 0
+			expire now=901 -> 0
 			activity pid=31 -> 1000
 		`},
 	} {
@@ -423,14 +444,20 @@ func TestMarksAreRecycled(t *testing.T) {
 
 // TestForgettingIsBounded: neither a step of Expire nor a commit under the cap
 // looks at more than sweepStep producers under the lock, whether they can be
-// forgotten or not; and with some more steps all is done.
+// forgotten or not, and some more steps finish the work. If all are idle, one step
+// forgets them without looking at any.
 func TestForgettingIsBounded(t *testing.T) {
 	const many = 10 * sweepStep
-	filled := func(cfg Config, txn bool) *ProducerStateManager {
+	filled := func(cfg Config, reserve bool) *ProducerStateManager {
 		m := New(cfg)
 		for pid := range int64(many) {
-			b := Batch{ProducerID: pid, Count: 1, Transactional: txn}
-			if err := m.CommitBatch(b, pid); err != nil {
+			if err := m.Commit(pid, 0, 0, 1, pid); err != nil {
+				t.Fatal(err)
+			}
+			if !reserve {
+				continue
+			}
+			if _, _, err := m.Reserve(Batch{ProducerID: pid, BaseSequence: 1, Count: 1}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -446,8 +473,15 @@ func TestForgettingIsBounded(t *testing.T) {
 	}
 
 	m := filled(Config{}, false)
+	if n, more := m.sweep(time.Second); n != many || more || m.Len() != 0 {
+		t.Errorf("all were idle, and a step forgot %d (more to do: %t) of %d", n, more, many)
+	}
+	audit(t, m)
+
+	m = filled(Config{}, false)
+	settled(t, m.Commit(many, 0, 0, 1, many))
 	for left := many; left > 0; left -= sweepStep {
-		if n, more := m.sweep(time.Second); n != sweepStep || !more || m.Len() != left-sweepStep {
+		if n, more := m.sweep(time.Second); n != sweepStep || !more || m.Len() != left-sweepStep+1 {
 			t.Fatalf("a step forgot %d (more to do: %t), and %d of %d are left", n, more, m.Len(), left)
 		}
 	}
@@ -832,36 +866,43 @@ func (w writer) stop() time.Duration {
 	return <-w.most
 }
 
-// TestUnparkedInTheirOrder: a producer that was passed over, for what it had in
-// flight, goes back to where its last activity belongs, whoever went back before
-// it.
+// TestReleasedInTheirOrder: a producer that was passed over, for what it had in
+// flight, counts as active when its reservation ends. Several stand in the order in
+// which theirs ended, and in that of their reservations if all end at once.
 //
 //	producer  1  2      active in this order, passed over in this order
-//	idle      1  2  3   whichever of the two settles first
-func TestUnparkedInTheirOrder(t *testing.T) {
-	settle := map[string]func(m *ProducerStateManager, first, second *Reservation) error{
-		"the older one first": func(_ *ProducerStateManager, first, second *Reservation) error {
+//	idle      3  2  1   if the reservation of 2 ends before that of 1
+func TestReleasedInTheirOrder(t *testing.T) {
+	type settler struct {
+		settle func(m *ProducerStateManager, first, second *Reservation) error
+		want   []int64
+	}
+	for name, tt := range map[string]settler{
+		"the older one first": {func(_ *ProducerStateManager, first, second *Reservation) error {
 			return errors.Join(first.Abort(), second.Abort())
-		},
-		"the newer one first": func(_ *ProducerStateManager, first, second *Reservation) error {
+		}, []int64{3, 1, 2}},
+		"the newer one first": {func(_ *ProducerStateManager, first, second *Reservation) error {
 			return errors.Join(second.Abort(), first.Abort())
-		},
-		"the older one, then all": func(m *ProducerStateManager, first, _ *Reservation) error {
+		}, []int64{3, 2, 1}},
+		"the older one, then all": {func(m *ProducerStateManager, first, _ *Reservation) error {
 			err := first.Abort()
 			m.AbandonReservations()
 			return err
-		},
-		"the newer one, then all": func(m *ProducerStateManager, _, second *Reservation) error {
+		}, []int64{3, 1, 2}},
+		"the newer one, then all": {func(m *ProducerStateManager, _, second *Reservation) error {
 			err := second.Abort()
 			m.AbandonReservations()
 			return err
-		},
-		"all at once": func(m *ProducerStateManager, _, _ *Reservation) error {
+		}, []int64{3, 2, 1}},
+		"all at once": {func(m *ProducerStateManager, _, _ *Reservation) error {
 			m.AbandonReservations()
 			return nil
-		},
-	}
-	for name, settle := range settle {
+		}, []int64{3, 1, 2}},
+		"cut off": {func(m *ProducerStateManager, _, _ *Reservation) error {
+			m.Truncate(m.EndOffset())
+			return nil
+		}, []int64{3, 1, 2}},
+	} {
 		for _, times := range []int{1, 2} {
 			m := New(Config{MaxProducers: 2})
 			commit := func(pid int64) {
@@ -886,7 +927,7 @@ func TestUnparkedInTheirOrder(t *testing.T) {
 			m.Expire(time.Unix(2000, 0))
 			first, second := reserve(1), reserve(2)
 			commit(3) // one too many: it passes over both
-			if err := settle(m, first, second); err != nil {
+			if err := tt.settle(m, first, second); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
 			audit(t, m)
@@ -898,7 +939,7 @@ func TestUnparkedInTheirOrder(t *testing.T) {
 			for _, row := range rows {
 				idle = append(idle, m.table.at(row).id)
 			}
-			if diff := cmp.Diff([]int64{1, 2, 3}, idle); diff != "" {
+			if diff := cmp.Diff(tt.want, idle); diff != "" {
 				t.Errorf("%s, active at %d times (-want +got):\n%s", name, times, diff)
 			}
 		}

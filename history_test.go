@@ -161,11 +161,30 @@ func (c *chronicle) evict() {
 	}
 }
 
-// tick passes a time. It never goes back.
+// startTick passes a time. It goes back only by the idle limit or more, and then
+// every producer is active at that time.
 func (c *chronicle) startTick(now time.Time) {
-	if !c.ticked || now.After(c.now) {
+	back := c.ticked && c.cfg.Expiration >= 0 && !c.now.Before(now.Add(c.cfg.Expiration))
+	if !c.ticked || now.After(c.now) || back {
 		c.now, c.ticked = now, true
 	}
+	for _, p := range c.known {
+		p.fresh = p.fresh || back
+	}
+}
+
+// refusal returns why rule T1 refuses a batch that is otherwise the next one.
+func (c *chronicle) refusal(b Batch) error {
+	p := c.known[b.ProducerID]
+	switch {
+	case p == nil || p.txn < 0:
+		return nil
+	case !b.Transactional:
+		return ErrInvalidTxnState
+	case b.Epoch > p.epoch:
+		return ErrConcurrentTransactions
+	}
+	return nil
 }
 
 // expire forgets whoever has been idle for too long, and returns how many.
@@ -238,13 +257,23 @@ func (c *chronicle) exact(to int64) bool {
 	return true
 }
 
-// truncate takes a cut that left nothing unknown. Who was active when, no cut
-// changes.
+// truncate takes a cut that left nothing unknown. It changes the last activity only
+// of the producers whose open transaction was cut off: they are active now, in the
+// order in which they were before.
 func (c *chronicle) truncate(to int64) {
 	r := c.rebuilt(to)
+	var released []*acquaintance
 	for pid, p := range r.known {
 		was := c.known[pid]
 		p.turn, p.fresh, p.recency = was.turn, was.fresh, was.recency
+		if was.txn >= 0 && p.txn < 0 {
+			released = append(released, p)
+		}
+	}
+	slices.SortFunc(released, func(a, b *acquaintance) int { return cmp.Compare(a.turn, b.turn) })
+	for _, p := range released {
+		c.turn++
+		p.turn, p.fresh, p.recency = c.turn, true, time.Time{}
 	}
 	c.log, c.end, c.known = r.log, r.end, r.known
 }
@@ -256,12 +285,7 @@ func (c *chronicle) state() observed {
 		if !p.fresh {
 			v.LastActivity = p.recency
 		}
-		if p.txn >= 0 {
-			v.InTransaction, v.TransactionOffset = true, p.txn
-		}
-		if p.coord >= 0 {
-			v.Marked, v.CoordinatorEpoch = true, p.coord
-		}
+		v.CurrentTxnFirstOffset, v.CoordinatorEpoch = max(p.txn, -1), max(p.coord, -1)
 		s.Producers = append(s.Producers, v)
 	}
 	slices.SortFunc(s.Producers, func(a, b ProducerState) int { return cmp.Compare(a.ProducerID, b.ProducerID) })
@@ -375,6 +399,7 @@ func (s *survivor) next(pid int64) Batch {
 	b := Batch{ProducerID: pid, Count: s.count(), Transactional: s.pick(4) == 3}
 	if p := s.c.known[pid]; p != nil {
 		b.Epoch = p.epoch
+		b.Transactional = b.Transactional || p.txn >= 0 && s.pick(8) > 0
 		if len(p.batches) > 0 {
 			b.BaseSequence = int32((int64(p.batches[len(p.batches)-1].LastSequence) + 1) % modulus)
 		}
@@ -382,18 +407,18 @@ func (s *survivor) next(pid int64) Batch {
 	return b
 }
 
-// commit commits a batch that the rules allow. After a full turn of the
-// sequence it may all the same be the copy of a remembered one; and a manager
+// commit commits a batch that the rules allow, apart from rule T1. After a full turn
+// of the sequence it may all the same be the copy of a remembered one; and a manager
 // gone loose may refuse anything.
 func (s *survivor) commit(b Batch) {
 	l := logged{batch: b, base: s.base()}
 	s.note("commit %s txn=%t base=%d", words(b), b.Transactional, l.base)
-	err := s.m.CommitBatch(b, l.base)
-	switch {
-	case err == nil:
+	want, err := s.c.refusal(b), s.m.CommitBatch(b, l.base)
+	if !s.loose && !errors.Is(err, want) && !errors.Is(err, ErrDuplicateSequence) {
+		s.fail("refused: %v, want %v", err, want)
+	}
+	if err == nil {
 		s.c.write(l)
-	case !s.loose && !errors.Is(err, ErrDuplicateSequence):
-		s.fail("refused: %v", err)
 	}
 }
 

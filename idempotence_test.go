@@ -172,7 +172,7 @@ func TestRules(t *testing.T) {
 			batch pid=31 epoch=0 seq=0 n=5 -> OK base=0
 			batch pid=31 epoch=1 seq=5 n=1 -> OUT_OF_ORDER
 			batch pid=31 epoch=0 seq=5 n=1 -> OK base=5
-			commit pid=31 epoch=1 seq=0 n=1 base=4 -> REFUSED OFFSET_ORDER base=4 first=5 expected=-1 current=0
+			commit pid=31 epoch=1 seq=0 n=1 base=4 -> REFUSED OFFSET_ORDER base=4 lowest=6 expected=-1 current=0
 			batch pid=31 epoch=0 seq=6 n=1 -> OK base=6
 		`},
 		{"rule 4: a checked newer epoch is not adopted before its Commit", `
@@ -345,9 +345,9 @@ func TestCommit(t *testing.T) {
 		{"an offset at or below the producer's newest", `
 			batch pid=31 epoch=0 seq=0 n=3 -> OK base=0
 			commit pid=31 epoch=0 seq=3 n=1 base=7 -> OK
-			commit pid=31 epoch=0 seq=4 n=1 base=7 -> REFUSED OFFSET_ORDER base=7 first=7 expected=-1 current=0
-			commit pid=31 epoch=0 seq=4 n=1 base=6 -> REFUSED OFFSET_ORDER base=6 first=7
-			commit pid=31 epoch=0 seq=4 n=1 base=0 -> REFUSED OFFSET_ORDER base=0 first=7
+			commit pid=31 epoch=0 seq=4 n=1 base=7 -> REFUSED OFFSET_ORDER base=7 lowest=8 expected=-1 current=0
+			commit pid=31 epoch=0 seq=4 n=1 base=6 -> REFUSED OFFSET_ORDER base=6 lowest=8
+			commit pid=31 epoch=0 seq=4 n=1 base=0 -> REFUSED OFFSET_ORDER base=0 lowest=8
 			end -> 8
 			commit pid=31 epoch=0 seq=4 n=1 base=8 -> OK
 			end -> 9
@@ -355,7 +355,7 @@ func TestCommit(t *testing.T) {
 		{"also for a newer epoch, whose window is about to be cleared", `
 			batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
 			batch pid=31 epoch=0 seq=1 n=1 -> OK base=1
-			commit pid=31 epoch=1 seq=0 n=1 base=1 -> REFUSED OFFSET_ORDER base=1 first=1
+			commit pid=31 epoch=1 seq=0 n=1 base=1 -> REFUSED OFFSET_ORDER base=1 lowest=2
 			commit pid=31 epoch=1 seq=0 n=1 base=2 -> OK
 		`},
 		{"an offset below the end, above the producer's newest, is another's business", `
@@ -367,7 +367,7 @@ func TestCommit(t *testing.T) {
 			window pid=31 -> epoch=0 0..0@0 1..2@5
 		`},
 		{"a negative offset", `
-			commit pid=31 epoch=0 seq=0 n=1 base=-1 -> REFUSED OFFSET_ORDER base=-1 first=-1 expected=-1 current=-1
+			commit pid=31 epoch=0 seq=0 n=1 base=-1 -> REFUSED OFFSET_ORDER base=-1 lowest=0 expected=-1 current=-1
 			commit pid=31 epoch=0 seq=0 n=1 base=-9223372036854775808 -> REFUSED OFFSET_ORDER
 			commit pid=-1 epoch=-1 seq=-1 n=1 base=-1 -> REFUSED OFFSET_ORDER
 			producers -> 0
@@ -375,7 +375,7 @@ func TestCommit(t *testing.T) {
 			end -> 0
 		`},
 		{"an offset that leaves no room for the batch", `
-			commit pid=31 epoch=0 seq=0 n=2 base=9223372036854775806 -> REFUSED OFFSET_ORDER first=-1
+			commit pid=31 epoch=0 seq=0 n=2 base=9223372036854775806 -> REFUSED OFFSET_ORDER lowest=0
 			commit pid=31 epoch=0 seq=0 n=1 base=9223372036854775807 -> REFUSED OFFSET_ORDER
 			commit pid=-1 epoch=-1 seq=-1 n=1 base=9223372036854775807 -> REFUSED OFFSET_ORDER
 			commit pid=31 epoch=0 seq=0 n=2147483647 base=9223372034707292160 -> OK
@@ -530,7 +530,7 @@ func TestViewKeepsItsMoment(t *testing.T) {
 	if err := part.m.Commit(31, 1, 0, 1, 1); err != nil {
 		t.Fatal(err)
 	}
-	want := ProducerState{ProducerID: 31, Window: []BatchMetadata{{0, 0, 0}}}
+	want := ProducerState{ProducerID: 31, Window: []BatchMetadata{{0, 0, 0}}, CurrentTxnFirstOffset: -1, CoordinatorEpoch: -1}
 	if diff := cmp.Diff(want, before); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -579,7 +579,7 @@ func TestProducersKeepTheirMoment(t *testing.T) {
 	all := m.Producers()
 	seen := int64(0)
 	for p := range all {
-		want := ProducerState{ProducerID: seen, Window: []BatchMetadata{{0, 0, seen}}}
+		want := ProducerState{ProducerID: seen, Window: []BatchMetadata{{0, 0, seen}}, CurrentTxnFirstOffset: -1, CoordinatorEpoch: -1}
 		if diff := cmp.Diff(want, p); diff != "" {
 			t.Fatalf("(-want +got):\n%s", diff)
 		}

@@ -251,7 +251,9 @@ func rankByTimestamp(timestamp int64, row uint32) ranked {
 func (m *state) enlistAll(ranks []ranked) {
 	all := &frozen{pages: m.table.pages, rows: m.table.rows}
 	rows := all.inOrder(ranks)
+	var newest ranked
 	for len(rows) > 0 {
+		newest = ranks[rows[len(rows)-1]]
 		first, n := ranks[rows[0]], 1
 		for n < len(rows) && ranks[rows[n]].time == first.time && ranks[rows[n]].key == first.key {
 			n++
@@ -260,11 +262,10 @@ func (m *state) enlistAll(ranks []ranked) {
 		rows = rows[n:]
 	}
 	a := &m.recency
-	if n := len(ranks); n > 0 && ranks[a.idle.newest.row()].time == timeKnown {
+	if n := len(ranks); n > 0 && newest.time == timeKnown {
 		a.current = a.newTick()
 	}
 	a.ahead = true
-	m.pinOldest()
 }
 
 // enlistAt puts rows into the list as those last active at one time, and makes
@@ -280,7 +281,9 @@ func (m *state) enlistAt(when ranked, rows []uint32) {
 		a.ticks[a.current].ms = int64(when.key ^ signBit)
 	}
 	for _, row := range rows {
-		a.carry(m.table.at(row), a.current)
-		m.pushNewest(&a.idle, row)
+		p := m.table.at(row)
+		p.pinned = p.inTransaction()
+		a.give(p)
+		m.push(p, row)
 	}
 }

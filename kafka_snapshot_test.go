@@ -137,15 +137,8 @@ func kafkaDump(p ProducerState) string {
 		lastSequence, lastOffset = b.LastSequence, b.BaseOffset+(int64(b.LastSequence)-int64(b.FirstSequence)+1<<31)%(1<<31)
 		window = fmt.Sprintf("[%d-%d@%d]", b.FirstSequence, b.LastSequence, b.BaseOffset)
 	}
-	coordinator, txn := int32(-1), int64(-1)
-	if p.Marked {
-		coordinator = p.CoordinatorEpoch
-	}
-	if p.InTransaction {
-		txn = p.TransactionOffset
-	}
 	return fmt.Sprintf("%d %d %d %d %d %d %d window=%s",
-		p.ProducerID, p.Epoch, lastSequence, lastOffset, p.LastActivity.UnixMilli(), coordinator, txn, window)
+		p.ProducerID, p.Epoch, lastSequence, lastOffset, p.LastActivity.UnixMilli(), p.CoordinatorEpoch, p.CurrentTxnFirstOffset, window)
 }
 
 // TestKafkaDamage: every damaged file is refused, those of which Kafka only
@@ -378,7 +371,7 @@ func TestKafkaInFlight(t *testing.T) {
 	if _, _, err := m.Reserve(Batch{ProducerID: 34, Count: 1}); err != nil {
 		t.Fatal(err)
 	}
-	commit(Batch{ProducerID: 31, BaseSequence: 1}, 3)
+	commit(Batch{ProducerID: 31, BaseSequence: 1, Transactional: true}, 3)
 	commit(Batch{ProducerID: 32, Epoch: 1, Transactional: true}, 4)
 	commit(Batch{ProducerID: 33}, 5)
 	if s := m.Snapshot(); s.EndOffset() != 2 || s.LogEndOffset() != 6 {

@@ -112,7 +112,7 @@ func (m *model) commit(b Batch, base int64) error {
 	if err == nil && (base < 0 || base > math.MaxInt64-max(int64(b.Count), 0)) {
 		err = ErrOffsetOrder
 	}
-	if err == nil && len(all) > 0 && base <= all[len(all)-1].base {
+	if err == nil && len(all) > 0 && base < all[len(all)-1].base+all[len(all)-1].count {
 		err = ErrOffsetOrder
 	}
 	if err != nil {
@@ -146,7 +146,7 @@ func (m *model) count(err error) {
 func (m *model) state() observed {
 	s := observed{EndOffset: m.endOffset, MaxProducerID: m.maxID}
 	for pid, all := range m.accepted {
-		p := ProducerState{ProducerID: pid, Epoch: all[len(all)-1].epoch}
+		p := ProducerState{ProducerID: pid, Epoch: all[len(all)-1].epoch, CurrentTxnFirstOffset: -1, CoordinatorEpoch: -1}
 		for _, b := range m.window(pid) {
 			p.Window = append(p.Window, BatchMetadata{int32(b.first), int32(b.last()), b.base})
 		}

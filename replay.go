@@ -12,22 +12,6 @@ import (
 	"io"
 )
 
-// Returned by [ProducerStateManager.ReplayLog], inside a [*LogError].
-var (
-	// ErrTornTail: the log ends in a batch that is incomplete, as a crash in the
-	// middle of an append leaves it, or in zeros, as a preallocated segment
-	// does. No complete batch follows. The broker cuts the segment off after
-	// [ReplayResult].Bytes and goes on. Only the newest segment of a log can be
-	// torn; in an older one this is damage too.
-	ErrTornTail error = &reason{text: "torn tail of log", code: codeKafkaStorageError}
-
-	// ErrCorruptLog: what stands in the log is not what was once written there,
-	// or never was a batch, and good batches may follow. Cutting the segment off
-	// may lose acknowledged records, so a broker does not do it unasked: it
-	// fetches the rest from a replica, or leaves the partition offline.
-	ErrCorruptLog error = &reason{text: "corrupt log", code: codeKafkaStorageError}
-)
-
 // textError is an error that keeps its message in JSON.
 type textError struct{ error }
 
@@ -125,10 +109,12 @@ func (m *ProducerStateManager) Replay(b Batch, baseOffset int64) error {
 	switch {
 	case b.ProducerID != NoProducerID && !b.replayable():
 		return newBatchError(b, baseOffset, ErrInvalidBatch)
-	case !roomAt(baseOffset, b.Count):
-		return newBatchError(b, baseOffset, ErrOffsetOrder)
+	case !m.mayReplay(baseOffset, b.offsets()):
+		e := newBatchError(b, baseOffset, ErrOffsetOrder)
+		e.LowestOffset = m.endOffset
+		return e
 	}
-	end := baseOffset + int64(max(b.Count, 0))
+	end := baseOffset + b.offsets()
 	m.advance(end)
 	defer m.replayed(baseOffset, end)
 	if b.ProducerID != NoProducerID {
@@ -142,36 +128,46 @@ func (b *Batch) replayable() bool {
 	return b.ProducerID >= 0 && b.Epoch >= 0 && b.BaseSequence >= noBaseSequence && b.Count >= 1
 }
 
+// mayReplay reports whether a log can hold count records at baseOffset. With
+// Config.Contiguous the log has no holes, so a replay may overlap what is known but
+// not begin beyond it, except by what is in flight.
+func (s *state) mayReplay(baseOffset, count int64) bool {
+	return roomAt(baseOffset, count) && (!s.cfg.Contiguous || baseOffset-s.endOffset <= s.inFlight.offsets())
+}
+
 // replay applies a replayable batch.
-func (m *state) replay(b *Batch, baseOffset int64) {
-	p := m.table.find(b.ProducerID)
+func (s *state) replay(b *Batch, baseOffset int64) {
+	p, _ := s.table.find(b.ProducerID)
 	if p != nil && (b.Epoch < p.epoch || baseOffset <= p.newestOffset()) {
 		return
 	}
-	p = m.overtake(b.ProducerID, b.Epoch, baseOffset)
+	p, row := s.overtake(b.ProducerID, b.Epoch, baseOffset)
 	if b.BaseSequence != noBaseSequence {
 		p.record(b, baseOffset)
-		return
+	} else {
+		s.lastMarker = max(s.lastMarker, baseOffset+b.offsets()-1)
+		p.adopt(b.Epoch)
+		p.history |= hadMarker
 	}
-	m.lastMarker = max(m.lastMarker, baseOffset+int64(b.Count)-1)
-	p.adopt(b.Epoch)
-	p.history |= hadMarker
-	p.openTxn(b, baseOffset)
+	if b.Transactional {
+		s.openTxn(p, baseOffset)
+	}
+	s.touch(p, row)
 }
 
-// overtake returns a producer as active does, for an entry of the log at offset.
-// It abandons what the producer has in flight, which the log has moved under. A
+// overtake returns a producer as edit does, for an entry of the log at offset. It
+// abandons what the producer has in flight, since the log has moved under it. A
 // producer that was forgotten, and comes back because a replay overlaps what was
 // known, may have more in the log than is replayed.
-func (m *state) overtake(pid int64, epoch int16, offset int64) *producer {
-	p := m.table.find(pid)
-	if offset < m.lastForgetEnd && newestOffset(p) == noOffset {
-		m.inexact = true
+func (s *state) overtake(pid int64, epoch int16, offset int64) (*producer, uint32) {
+	p, _ := s.table.find(pid)
+	if offset < s.lastForgetEnd && p.newestOffset() == noOffset {
+		s.inexact = true
 	}
-	if n, ok := m.queueOf(pid, p); ok {
-		m.abandonQueue(n)
+	if n, ok := s.inFlight.numberOf(pid, p); ok {
+		s.abandonQueue(n)
 	}
-	return m.active(pid, epoch)
+	return s.edit(pid, epoch)
 }
 
 // ReplayMarker applies a transaction marker that is already in the log at
@@ -192,21 +188,22 @@ func (m *ProducerStateManager) ReplayMarker(k Marker, offset int64) error {
 	switch {
 	case !b.wellFormed():
 		return newBatchError(b, offset, ErrInvalidBatch)
-	case !roomAt(offset, 1):
+	case !m.mayReplay(offset, 1):
 		return newBatchError(b, offset, ErrOffsetOrder)
 	}
 	m.advance(offset + 1)
 	defer m.replayed(offset, offset+1)
 	m.lastMarker = max(m.lastMarker, offset)
-	p := m.table.find(k.ProducerID)
+	p, _ := m.table.find(k.ProducerID)
 	if p != nil && (k.Epoch < p.epoch || offset < p.newestOffset()) {
 		return nil
 	}
-	p = m.overtake(k.ProducerID, k.Epoch, offset)
+	p, row := m.overtake(k.ProducerID, k.Epoch, offset)
 	p.adopt(k.Epoch)
 	p.txnFirst = noTxn
 	p.coordinatorEpoch = max(p.coordinatorEpoch, k.CoordinatorEpoch)
 	p.history |= hadMarker
+	m.touch(p, row)
 	return nil
 }
 

@@ -125,11 +125,11 @@ func TestReplayLog(t *testing.T) {
 // describeAll is describe with the transaction.
 func describeAll(p ProducerState) string {
 	s := describe(p)
-	if p.Marked {
+	if p.CoordinatorEpoch >= 0 {
 		s += fmt.Sprintf(" coord=%d", p.CoordinatorEpoch)
 	}
-	if p.InTransaction {
-		s += fmt.Sprintf(" open@%d", p.TransactionOffset)
+	if p.CurrentTxnFirstOffset >= 0 {
+		s += fmt.Sprintf(" open@%d", p.CurrentTxnFirstOffset)
 	}
 	return s
 }

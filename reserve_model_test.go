@@ -1,6 +1,7 @@
 package idempotence
 
 import (
+	"cmp"
 	"errors"
 	"maps"
 	"slices"
@@ -13,6 +14,7 @@ import (
 // appending is a reservation as the tests hold it, with the fate of its append.
 type appending struct {
 	r     *Reservation
+	turn  int // of its reservation
 	batch Batch
 	base  int64 // the offset that the log has for it
 
@@ -150,6 +152,8 @@ func (m *queueModel) check(b Batch) (Result, error) {
 
 // reserve puts a batch that was judged Append at the end of its queue.
 func (m *queueModel) reserve(h *appending) {
+	m.turns++
+	h.turn = m.turns
 	if pid := h.batch.ProducerID; pid != NoProducerID {
 		m.queues[pid] = append(m.queues[pid], h)
 		return
@@ -271,7 +275,7 @@ func (m *queueModel) abort(h *appending) (hole int64, err error) {
 	}
 	h.gone = ErrSettled
 	if hole >= 0 {
-		return hole, ErrHole
+		return hole, ErrGap
 	}
 	return -1, nil
 }
@@ -285,6 +289,9 @@ func (m *queueModel) dropFrom(pid int64, i int) {
 	if i == 0 && len(m.accepted[pid]) == 0 {
 		m.failedFirst[pid] = queue[0].batch
 	}
+	if i == 0 && len(m.accepted[pid]) > 0 {
+		m.active(pid) // released
+	}
 	for _, h := range queue[i:] {
 		h.gone = ErrAbandoned
 		if h.committed {
@@ -295,7 +302,7 @@ func (m *queueModel) dropFrom(pid int64, i int) {
 }
 
 func (m *queueModel) abandon() {
-	for pid := range m.queues {
+	for _, pid := range m.inOrderOfReservation() {
 		m.dropFrom(pid, 0)
 	}
 	for _, h := range m.nobody {
@@ -304,6 +311,18 @@ func (m *queueModel) abandon() {
 		}
 	}
 	m.nobody = nil
+}
+
+// inOrderOfReservation returns the producers that have something in flight.
+func (m *queueModel) inOrderOfReservation() []int64 {
+	var pids []int64
+	for pid, queue := range m.queues {
+		if len(queue) > 0 {
+			pids = append(pids, pid)
+		}
+	}
+	slices.SortFunc(pids, func(a, b int64) int { return cmp.Compare(m.queues[a][0].turn, m.queues[b][0].turn) })
+	return pids
 }
 
 // replay applies a batch that is in the log.
@@ -384,9 +403,9 @@ func (m *queueModel) state() observed {
 		if len(m.queues[pid]) == 0 {
 			continue
 		}
-		l := laneState{ProducerID: pid, Epoch: m.queues[pid][0].batch.Epoch}
+		l := queueState{ProducerID: pid, Epoch: m.queues[pid][0].batch.Epoch}
 		for _, h := range m.queues[pid] {
-			f := flightState{h.batch.BaseSequence, moved(nextAfter(h.batch), -1), noOffset}
+			f := batchState{h.batch.BaseSequence, moved(nextAfter(h.batch), -1), noOffset}
 			if h.committed {
 				f.BaseOffset = h.base
 			}

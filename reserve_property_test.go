@@ -149,7 +149,7 @@ var unseen = cmp.Options{cmpopts.IgnoreFields(ProducerState{}, "LastActivity"), 
 
 func (p *pipeline) compare(want, got observed, what string) {
 	p.t.Helper()
-	got.InFlight = slices.DeleteFunc(got.InFlight, func(l laneState) bool { return l.ProducerID == NoProducerID })
+	got.InFlight = slices.DeleteFunc(got.InFlight, func(l queueState) bool { return l.ProducerID == NoProducerID })
 	if len(got.InFlight) == 0 {
 		got.InFlight = nil
 	}
@@ -307,20 +307,7 @@ func sameReason(want, got error) bool {
 	return errors.Is(got, want) && refusalName(got) == refusalName(want)
 }
 
-// inOrder reports whether appends have to end in the order of the log. Under a
-// cap, those that eviction has passed over while they were in flight are put back
-// by their offsets (see unpark); the model goes by the order of the commits, which
-// would be as right, so histories in which the two differ are left out.
-func (p *pipeline) inOrder() bool { return p.cfg.MaxProducers > 0 }
-
-// mustWait reports whether another append has to end before one at the end of
-// the log.
-func (p *pipeline) mustWait() bool { return p.inOrder() && len(p.unsettled()) > 0 }
-
 func (p *pipeline) commitPlain() {
-	if p.mustWait() {
-		return
-	}
 	b := p.next(p.pid())
 	if p.c.pick(3) == 0 {
 		b = p.retry()
@@ -382,9 +369,6 @@ func (p *pipeline) commit() {
 	if len(all) == 0 {
 		return
 	}
-	if p.inOrder() {
-		all = all[:1]
-	}
 	h := all[p.c.pick(len(all))]
 	p.note("commit of %s base=%d", words(h.batch), h.base)
 	want, got := p.model.commit(h, h.base), h.r.Commit(h.base)
@@ -434,7 +418,7 @@ func (p *pipeline) abort() {
 		return
 	}
 	var e *BatchError
-	if !errors.As(got, &e) || e.FirstOffset != hole {
+	if !errors.As(got, &e) || e.NextOffset != hole {
 		p.fail("the hole is before %d, and the manager says %v", hole, got)
 	}
 	p.cutLog(hole)
@@ -581,7 +565,7 @@ func (p *pipeline) rebuild() {
 // here is not in that leader's log.
 func (p *pipeline) replay() {
 	pid := p.pid()
-	if p.mustWait() || slices.ContainsFunc(p.model.queues[pid], func(h *appending) bool { return h.committed }) {
+	if slices.ContainsFunc(p.model.queues[pid], func(h *appending) bool { return h.committed }) {
 		return
 	}
 	b := Batch{ProducerID: pid, Count: 1}
@@ -775,7 +759,7 @@ func TestPipelineReachesEverything(t *testing.T) {
 	}
 	for _, what := range []string{
 		"Append", "Duplicate", "OUT_OF_ORDER", "UNKNOWN_PRODUCER", "STALE_EPOCH", "INVALID", "IN_FLIGHT",
-		"OFFSET_ORDER", "ABANDONED", "SETTLED", "HOLE", "exact", "inexact", "restored", "acknowledged", "expired", "evicted",
+		"OFFSET_ORDER", "ABANDONED", "SETTLED", "GAP", "exact", "inexact", "restored", "acknowledged", "expired", "evicted",
 	} {
 		if met[what] < 5 {
 			t.Errorf("%s: met %d times", what, met[what])

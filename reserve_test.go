@@ -229,7 +229,7 @@ func TestReserve_3_InFlight(t *testing.T) {
 			reserve pid=31 epoch=0 seq=6 n=1 -> OK #G
 			reserve pid=31 epoch=0 seq=7 n=1 -> IN_FLIGHT waits=0:2..2
 			reserve pid=31 epoch=0 seq=5 n=1 -> IN_FLIGHT waits=0:5..5
-			append-failed #C -> HOLE first=4
+			append-failed #C -> GAP next=4
 		`)
 	})
 	t.Run("producers do not wait for each other", func(t *testing.T) {
@@ -478,9 +478,9 @@ func TestReserve_4_FailedFirst(t *testing.T) {
 	})
 }
 
-// TestReserve_4_HowLongOwed: a failed first batch is waited for at least as long
-// as a producer is remembered, and at most about twice as long; with a cap on
-// producers, for as many as that at least.
+// TestReserve_4_HowLongOwed: failed first batches are remembered until
+// Config.Expiration has passed since there were none, and of 4,096 producers at
+// most.
 func TestReserve_4_HowLongOwed(t *testing.T) {
 	t.Run("time", func(t *testing.T) {
 		play(t, `
@@ -489,11 +489,44 @@ func TestReserve_4_HowLongOwed(t *testing.T) {
 			expire now=1000 -> 0
 			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
 			append-failed #A -> OK
+			expire now=1099 -> 0
+			reserve pid=31 epoch=0 seq=1 n=1 -> OUT_OF_ORDER expected=0
+			reserve pid=32 epoch=0 seq=0 n=1 -> OK #B
+			append-failed #B -> OK
+			reserve pid=32 epoch=0 seq=1 n=1 -> OUT_OF_ORDER expected=0
 			expire now=1100 -> 0
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #C
+			reserve pid=32 epoch=0 seq=1 n=1 -> OK #D
+		`)
+	})
+	t.Run("time, after all came again", func(t *testing.T) {
+		play(t, `
+			mode=accept
+			ttl=100
+			expire now=1000 -> 0
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			append-failed #A -> OK
+			batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
+			expire now=1050 -> 0
+			reserve pid=32 epoch=0 seq=0 n=1 -> OK #B
+			append-failed #B -> OK
+			expire now=1149 -> 0
+			reserve pid=32 epoch=0 seq=1 n=1 -> OUT_OF_ORDER expected=0
+			expire now=1150 -> 1
+			reserve pid=32 epoch=0 seq=1 n=1 -> OK #C
+		`)
+	})
+	t.Run("time, with a clock that was wrong", func(t *testing.T) {
+		play(t, `
+			mode=accept
+			ttl=100
+			expire now=9000000 -> 0
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			append-failed #A -> OK
+			expire now=1000 -> 0
+			expire now=1099 -> 0
 			reserve pid=31 epoch=0 seq=1 n=1 -> OUT_OF_ORDER expected=0
-			expire now=1199 -> 0
-			reserve pid=31 epoch=0 seq=1 n=1 -> OUT_OF_ORDER expected=0
-			expire now=1200 -> 0
+			expire now=1100 -> 0
 			reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
 		`)
 	})
@@ -508,26 +541,30 @@ func TestReserve_4_HowLongOwed(t *testing.T) {
 			reserve pid=31 epoch=0 seq=1 n=1 -> OUT_OF_ORDER expected=0
 		`)
 	})
-	t.Run("cap", func(t *testing.T) {
-		play(t, `
-			mode=accept
-			cap=2
-			reserve pid=1 epoch=0 seq=0 n=1 -> OK #A
-			append-failed #A -> OK
-			reserve pid=2 epoch=0 seq=0 n=1 -> OK #B
-			append-failed #B -> OK
-			reserve pid=3 epoch=0 seq=0 n=1 -> OK #C
-			append-failed #C -> OK
-			reserve pid=1 epoch=0 seq=1 n=1 -> OUT_OF_ORDER
-			reserve pid=2 epoch=0 seq=1 n=1 -> OUT_OF_ORDER
-			reserve pid=4 epoch=0 seq=0 n=1 -> OK #D
-			append-failed #D -> OK
-			reserve pid=5 epoch=0 seq=0 n=1 -> OK #E
-			append-failed #E -> OK
-			reserve pid=1 epoch=0 seq=1 n=1 -> OK #F
-			reserve pid=4 epoch=0 seq=1 n=1 -> OUT_OF_ORDER
-			reserve pid=5 epoch=0 seq=1 n=1 -> OUT_OF_ORDER
-		`)
+	t.Run("many, whatever the cap", func(t *testing.T) {
+		m := New(Config{UnknownProducer: AcceptAny, MaxProducers: 2})
+		fail := func(pid int64) {
+			t.Helper()
+			r, _, err := m.Reserve(Batch{ProducerID: pid, Count: 1})
+			settled(t, err, r.Abort())
+		}
+		requireOwed := func(pid int64, want bool) {
+			t.Helper()
+			if _, err := m.Check(pid, 0, 1, 1); errors.Is(err, ErrOutOfOrderSequence) != want {
+				t.Errorf("the second batch of producer %d gets %v, want it refused: %t", pid, err, want)
+			}
+		}
+		for pid := range int64(failedFirstLimit) {
+			fail(pid)
+		}
+		audit(t, m)
+		requireOwed(0, true)
+		requireOwed(failedFirstLimit-1, true)
+		fail(failedFirstLimit)
+		audit(t, m)
+		requireOwed(0, false)
+		requireOwed(failedFirstLimit-1, false)
+		requireOwed(failedFirstLimit, true)
 	})
 }
 
@@ -582,12 +619,12 @@ func TestReserve_5_Offsets(t *testing.T) {
 			reserve pid=31 epoch=0 seq=3 n=2 -> OK #A
 			reserve pid=31 epoch=0 seq=5 n=2 -> OK #B
 			reserve pid=31 epoch=0 seq=7 n=2 -> OK #C
-			commit #C base=10 -> REFUSED OFFSET_ORDER base=10 first=4 current=0
+			commit #C base=10 -> REFUSED OFFSET_ORDER base=10 lowest=11 current=0
 			in-flight pid=31 -> epoch=0 3..4 5..6 7..8
 			commit #C base=11 -> OK
-			commit #B base=8 -> REFUSED OFFSET_ORDER base=8 first=4
+			commit #B base=8 -> REFUSED OFFSET_ORDER base=8 lowest=9
 			commit #B base=9 -> OK
-			commit #A base=6 -> REFUSED OFFSET_ORDER base=6 first=4
+			commit #A base=6 -> REFUSED OFFSET_ORDER base=6 lowest=7
 			commit #A base=7 -> OK
 			window pid=31 -> epoch=0 0..2@4 3..4@7 5..6@9 7..8@11
 		`)
@@ -598,10 +635,10 @@ func TestReserve_5_Offsets(t *testing.T) {
 			reserve pid=31 epoch=0 seq=2 n=3 -> OK #B
 			reserve pid=31 epoch=0 seq=5 n=1 -> OK #C
 			commit #C base=20 -> OK
-			commit #A base=16 -> REFUSED OFFSET_ORDER base=16 first=-1
-			commit #B base=18 -> REFUSED OFFSET_ORDER base=18 first=-1
+			commit #A base=16 -> REFUSED OFFSET_ORDER base=16 lowest=0
+			commit #B base=18 -> REFUSED OFFSET_ORDER base=18 lowest=2
 			commit #A base=15 -> OK
-			commit #B base=16 -> REFUSED OFFSET_ORDER base=16 first=15
+			commit #B base=16 -> REFUSED OFFSET_ORDER base=16 lowest=17
 			commit #B base=17 -> OK
 			window pid=31 -> epoch=0 0..1@15 2..4@17 5..5@20
 		`)
@@ -611,7 +648,7 @@ func TestReserve_5_Offsets(t *testing.T) {
 			reserve pid=31 epoch=0 seq=0 n=5 -> OK #A
 			reserve pid=31 epoch=0 seq=5 n=1 -> OK #B
 			commit #A base=0 -> OK
-			commit #B base=4 -> REFUSED OFFSET_ORDER base=4 first=0
+			commit #B base=4 -> REFUSED OFFSET_ORDER base=4 lowest=5
 			commit #B base=5 -> OK
 		`)
 	})
@@ -659,7 +696,7 @@ func TestReserve_5_Hole(t *testing.T) {
 			reserve pid=31 epoch=0 seq=3 n=1 -> OK #C
 			commit #C base=5 -> OK
 			commit #B base=4 -> OK
-			append-failed #A -> HOLE expected=-1 current=-1 base=-1 first=4
+			append-failed #A -> GAP expected=-1 current=-1 base=-1 next=4
 			append-failed #A -> SETTLED
 			commit #B base=4 -> REFUSED SETTLED
 			window pid=31 -> epoch=0 0..0@0
@@ -679,7 +716,7 @@ func TestReserve_5_Hole(t *testing.T) {
 			reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
 			reserve pid=31 epoch=0 seq=2 n=1 -> OK #C
 			commit #C base=9 -> OK
-			append-failed #A -> HOLE first=9
+			append-failed #A -> GAP next=9
 			commit #B base=8 -> REFUSED ABANDONED
 			snapshot-end -> 3
 			truncate to=9 -> inexact
@@ -690,7 +727,7 @@ func TestReserve_5_Hole(t *testing.T) {
 			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
 			reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
 			commit #B base=1 -> OK
-			append-failed #A -> HOLE first=1
+			append-failed #A -> GAP next=1
 			snapshot-end -> 1
 			replay pid=31 epoch=0 seq=1 n=1 base=1
 			snapshot-end -> 2
@@ -797,8 +834,10 @@ func TestReserve_8_Protected(t *testing.T) {
 			expire now=1000 -> 0
 			reserve pid=31 epoch=0 seq=0 n=1 -> DUP base=0
 			append-failed #A -> OK
-			activity pid=31 -> 0
-			expire now=1000 -> 1
+			activity pid=31 -> since the last Expire
+			expire now=1000 -> 0
+			expire now=1099 -> 0
+			expire now=1100 -> 1
 			producers -> 0
 		`)
 	})
@@ -827,10 +866,12 @@ func TestReserve_8_Protected(t *testing.T) {
 			append-failed #C -> OK
 			expire now=2000 -> 0
 			append-failed #B -> OK
-			expire now=2000 -> 1
+			expire now=2000 -> 0
+			expire now=2099 -> 0
+			expire now=2100 -> 1
 		`)
 	})
-	t.Run("put back among the idle where it was", func(t *testing.T) {
+	t.Run("active again when it is released", func(t *testing.T) {
 		play(t, `
 			ttl=100
 			batch pid=1 epoch=0 seq=0 n=1 t=0 -> OK base=0
@@ -841,12 +882,16 @@ func TestReserve_8_Protected(t *testing.T) {
 			expire now=115 -> 0
 			append-failed #B -> OK
 			append-failed #A -> OK
-			expire now=115 -> 2
+			expire now=115 -> 0
+			activity pid=1 -> 115
+			activity pid=2 -> 115
 			window pid=3 -> epoch=0 0..0@2
 			expire now=120 -> 1
+			expire now=214 -> 0
+			expire now=215 -> 2
 		`)
 	})
-	t.Run("evicted only afterwards, in the order of commits", func(t *testing.T) {
+	t.Run("evicted only afterwards, in the order of release", func(t *testing.T) {
 		play(t, `
 			cap=3
 			batch pid=1 epoch=0 seq=0 n=1 -> OK base=0
@@ -859,11 +904,13 @@ func TestReserve_8_Protected(t *testing.T) {
 			append-failed #B -> OK
 			append-failed #A -> OK
 			batch pid=5 epoch=0 seq=0 n=1 -> OK base=4
-			window pid=1 -> none
+			window pid=4 -> none
 			window pid=2 -> epoch=0 0..0@1
 			batch pid=6 epoch=0 seq=0 n=1 -> OK base=5
 			window pid=2 -> none
-			window pid=4 -> epoch=0 0..0@3
+			window pid=1 -> epoch=0 0..0@0
+			batch pid=7 epoch=0 seq=0 n=1 -> OK base=6
+			window pid=1 -> none
 		`)
 	})
 	t.Run("where all are in flight, the cap is exceeded", func(t *testing.T) {
@@ -925,7 +972,7 @@ func TestReserve_8_SnapshotEnd(t *testing.T) {
 			commit #B base=1 -> OK
 			end -> 2
 			snapshot-end -> 0
-			append-failed #A -> HOLE
+			append-failed #A -> GAP
 			snapshot-end -> 1
 		`)
 	})
@@ -1152,9 +1199,9 @@ func TestReserve_Errors(t *testing.T) {
 			"idempotence: append in flight: producer 31 epoch 0 sequence 0 count 3: waits for epoch 0 sequences 0 to 2: the client has gone"},
 		{cancelled, ErrInFlight, 7, ""},
 		{tooLow, ErrOffsetOrder, 56,
-			"idempotence: offset out of order: producer 31 epoch 0 sequence 3 count 1: base offset 2, newest remembered -1"},
-		{hole, ErrHole, 56,
-			"idempotence: aborted append leaves a hole in the log: producer 31 epoch 0 sequence 0 count 3: a later batch is in the log at offset 5"},
+			"idempotence: offset out of order: producer 31 epoch 0 sequence 3 count 1: base offset 2, lowest possible is 3"},
+		{hole, ErrGap, 56,
+			"idempotence: aborted append leaves a gap in the log: producer 31 epoch 0 sequence 0 count 3: a later batch is in the log at offset 5"},
 		{twice, ErrSettled, -1, "idempotence: reservation already settled"},
 		{abandoned, ErrAbandoned, 6, "idempotence: reservation abandoned"},
 	} {

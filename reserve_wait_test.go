@@ -294,7 +294,7 @@ func (th *throng) append(fails bool, r *Reservation, b Batch) {
 			count.Add(1)
 		case errors.Is(err, ErrAbandoned):
 			th.lost.Add(1)
-		case !errors.Is(err, ErrHole):
+		case !errors.Is(err, ErrGap):
 			th.t.Errorf("%+v: %v", b, err)
 		}
 		if err := r.Abort(); !errors.Is(err, ErrSettled) && !errors.Is(err, ErrAbandoned) {

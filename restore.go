@@ -10,27 +10,6 @@ import (
 // known to be possible, and changes nothing before everything has been read:
 // the state is built aside and put in place at the end.
 
-// Returned by [ProducerStateManager.Restore] and
-// [ProducerStateManager.RestoreKafka]. The state is as it was.
-var (
-	// ErrCorruptSnapshot: what was read is not a snapshot, or not as it was
-	// written: it is cut off or too long, the checksum is wrong, or it says what
-	// cannot be. The broker takes an older snapshot, as [SnapshotDir.Load] does,
-	// or rebuilds the state from the whole log.
-	ErrCorruptSnapshot error = &reason{text: "corrupt snapshot", code: codeKafkaStorageError}
-
-	// ErrSnapshotVersion: the snapshot has a version that this library does not
-	// know: a newer one has written it. The broker does as for a corrupt one,
-	// which it also is to whoever does not tell the two apart.
-	ErrSnapshotVersion error = &reason{text: "unknown version of snapshot", code: codeKafkaStorageError, wider: ErrCorruptSnapshot}
-
-	// ErrSnapshotLog: the snapshot is whole, but of another log: its identity is
-	// not Config.LogID. A broker that finds one in a log's directory has mixed
-	// its directories up, or a topic was deleted and created again under the
-	// same name; the snapshot must not be used.
-	ErrSnapshotLog error = &reason{text: "snapshot of another log", code: codeKafkaStorageError}
-)
-
 // Restore replaces the state by that of a snapshot which WriteTo wrote, read
 // from r to its end. The manager's EndOffset is then that of the snapshot: replay
 // the log from there before anything is judged.
@@ -157,13 +136,8 @@ func (m *state) decodeProducers(d *snapshotDecoder, rows *filler, producers uint
 		if d.skip(size); size == 0 || p.id > m.maxProducerID {
 			d.fail("producer %d, number %d of %d, cannot be like that: %+v", p.id, i, producers, p.window)
 		}
-		p.tick = of - 1
-		p.older, p.newer = link(i), link(i+2)
-	}
-	if producers > 0 {
-		m.table.at(producers - 1).newer = 0
-		a.idle = list{oldest: linkTo(0), newest: linkTo(producers - 1)}
-		m.pinOldest()
+		p.tick, p.pinned = of-1, p.inTransaction()
+		m.push(p, i)
 	}
 }
 
@@ -221,7 +195,7 @@ func (p *producer) setFlags(flags byte) {
 
 // wellFormed reports whether a batch can be like that.
 func (e *entry) wellFormed() bool {
-	return e.span.first() >= 0 && e.span.count() >= 1 && roomAt(e.baseOffset, e.span.count())
+	return e.span.first() >= 0 && e.span.count() >= 1 && roomAt(e.baseOffset, int64(e.span.count()))
 }
 
 // snapshotDecoder reads in chunks, and sums them up. It turns bad once, and

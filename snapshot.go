@@ -145,7 +145,7 @@ func (m *ProducerStateManager) Snapshot() *Snapshot {
 		head: snapshotHead{
 			logID:         m.cfg.LogID,
 			endOffset:     m.snapshotEnd(),
-			logEndOffset:  m.logEndOffset(),
+			logEndOffset:  m.knownEnd(),
 			maxProducerID: m.maxProducerID,
 			lastMarker:    m.lastMarker,
 			lastForgetEnd: m.lastForgetEnd,
@@ -154,11 +154,6 @@ func (m *ProducerStateManager) Snapshot() *Snapshot {
 		},
 	}
 }
-
-// logEndOffset returns one past the highest offset that may be remembered. It is
-// the end offset, unless the state was restored from a snapshot with batches in
-// flight and the log has not been replayed yet.
-func (m *state) logEndOffset() int64 { return max(m.endOffset, m.restoredLogEnd) }
 
 // EndOffset returns the offset from which to replay the log after a restore. It
 // is the manager's EndOffset, or, where batches were in flight, the lowest

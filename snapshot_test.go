@@ -118,6 +118,7 @@ type slowLog struct {
 	m         *ProducerStateManager
 	next      map[int64]int32
 	epoch     map[int64]int16
+	txn       map[int64]bool      // has reserved a transactional batch
 	reserved  map[int64][]pending // not in the log yet
 	appended  []pending
 	log       []logged
@@ -131,7 +132,9 @@ type pending struct {
 }
 
 func newSlowLog(t *rapid.T) *slowLog {
-	return &slowLog{t: t, m: New(Config{}), next: map[int64]int32{}, epoch: map[int64]int16{}, reserved: map[int64][]pending{}}
+	return &slowLog{
+		t: t, m: New(Config{}), next: map[int64]int32{}, epoch: map[int64]int16{}, txn: map[int64]bool{}, reserved: map[int64][]pending{},
+	}
 }
 
 // run does anything, and takes a snapshot in the end.
@@ -147,8 +150,9 @@ func (p *slowLog) pick(n int) int { return rapid.IntRange(0, n-1).Draw(p.t, "pic
 
 func (p *slowLog) reserve() {
 	pid := int64(31 + p.pick(4))
-	b := Batch{ProducerID: pid, Epoch: p.epoch[pid], BaseSequence: p.next[pid], Count: int32(1 + p.pick(3)), Transactional: p.pick(4) == 0}
+	b := Batch{ProducerID: pid, Epoch: p.epoch[pid], BaseSequence: p.next[pid], Count: int32(1 + p.pick(3)), Transactional: p.pick(4) == 0 || p.txn[pid]}
 	if r, _, err := p.m.Reserve(b); err == nil {
+		p.txn[pid] = b.Transactional
 		p.reserved[pid] = append(p.reserved[pid], pending{r, logged{batch: b}})
 		p.next[pid] += b.Count
 	} else if !errors.Is(err, ErrInFlight) {
@@ -197,7 +201,7 @@ func (p *slowLog) settle() {
 func (p *slowLog) snapshot() { p.snapshots = append(p.snapshots, p.m.Snapshot()) }
 
 // newEpoch gives a producer that has nothing in flight the next epoch, with a
-// marker or without.
+// marker or, outside a transaction, without.
 func (p *slowLog) newEpoch() {
 	pid := int64(31 + p.pick(4))
 	ofProducer := func(a pending) bool { return a.l.batch.ProducerID == pid }
@@ -205,9 +209,10 @@ func (p *slowLog) newEpoch() {
 		return
 	}
 	p.epoch[pid], p.next[pid] = p.epoch[pid]+1, 0
-	if p.pick(2) == 0 {
+	if !p.txn[pid] && p.pick(2) == 0 {
 		return
 	}
+	p.txn[pid] = false
 	k := logged{marker: &Marker{ProducerID: pid, Epoch: p.epoch[pid], CoordinatorEpoch: int32(p.pick(9))}, base: p.end}
 	p.end, p.log = k.end(), append(p.log, k)
 	if err := apply(p.m, k); err != nil {
@@ -257,7 +262,7 @@ func TestFault_F3_EpochBehindBatchInFlight(t *testing.T) {
 	play(t, `
 		reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
 		commit pid=32 epoch=0 seq=0 n=1 txn base=1 -> OK
-		commit pid=32 epoch=1 seq=0 n=1 base=2 -> OK
+		replay pid=32 epoch=1 seq=0 n=1 base=2
 		snapshot S -> 0
 		commit #A base=0 -> OK
 		txn pid=32 -> open@1 coord=none
@@ -423,16 +428,18 @@ func TestFault_F4_RebuiltReplicaForgetsTheSame(t *testing.T) {
 		next := make([]int32, 200)
 		for offset := int64(0); offset < 3000; offset++ {
 			pid := rng.IntN(len(next))
-			if rng.IntN(10) == 0 {
+			if rng.IntN(4) == 0 {
 				both(func(m *ProducerStateManager) error {
 					return m.ReplayMarker(Marker{ProducerID: int64(pid), Commit: true}, offset)
 				})
 				continue
 			}
-			if p, _ := one.Producer(int64(pid)); len(p.Window) == 0 {
+			p, known := one.Producer(int64(pid))
+			if len(p.Window) == 0 {
 				next[pid] = 0 // a marker may have made it known without a batch
 			}
-			b := Batch{ProducerID: int64(pid), BaseSequence: next[pid], Count: 1, Transactional: rng.IntN(3) == 0}
+			open := known && p.CurrentTxnFirstOffset >= 0
+			b := Batch{ProducerID: int64(pid), BaseSequence: next[pid], Count: 1, Transactional: open || rng.IntN(3) == 0}
 			next[pid]++
 			both(func(m *ProducerStateManager) error { return m.CommitBatch(b, offset) })
 			if rng.IntN(500) == 0 {
@@ -622,7 +629,8 @@ func TestEveryWrittenFieldShows(t *testing.T) {
 		"baseOffset":       func(_ *ProducerStateManager, p *producer) { p.window.ring[0].baseOffset-- },
 	} {
 		m := build()
-		change(m, m.table.edit(31))
+		p, _ := m.table.edit(31)
+		change(m, p)
 		after := encoded(t, m)
 		if bytes.Equal(before, after) {
 			t.Errorf("%s: the bytes do not show it", name)

@@ -26,19 +26,6 @@ const (
 	defaultKeep = 2 // one to load, and one in case that cannot be read
 )
 
-// Returned by SnapshotDir.
-var (
-	// ErrSnapshotDirInUse: another process, or another SnapshotDir of this one,
-	// has the directory open. Two brokers that write to one log lose data
-	// whatever this directory does, so the broker must not start.
-	ErrSnapshotDirInUse error = &reason{text: "snapshot directory is in use", code: codeKafkaStorageError}
-
-	// ErrStaleSnapshot: the log was truncated or recreated after the snapshot
-	// was taken, so the snapshot may hold batches that are gone. It is not
-	// saved. The broker takes another one.
-	ErrStaleSnapshot error = &reason{text: "log was cut after the snapshot", code: codeKafkaStorageError}
-)
-
 // SnapshotDir is a directory with the snapshots of one log. Each is in a file
 // named by its end offset, in 20 digits, with the suffix .idps. Other files are
 // left alone, so it may be the directory of the log.

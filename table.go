@@ -60,18 +60,18 @@ func (t *table) at(row uint32) *producer {
 	return &t.pages[row>>pageShift].producers[row%pageRows]
 }
 
-// find returns the producer with an id, or nil.
-func (t *table) find(pid int64) *producer {
+// find returns the producer with an id and its row, or nil.
+func (t *table) find(pid int64) (*producer, uint32) {
 	if p := t.last; p != nil && p.id == pid {
-		return p
+		return p, t.lastRow
 	}
 	return t.probe(pid)
 }
 
 // probe is find by way of the index.
-func (t *table) probe(pid int64) *producer {
+func (t *table) probe(pid int64) (*producer, uint32) {
 	if t.rows == 0 {
-		return nil
+		return nil, 0
 	}
 	hash := t.index.hash(pid)
 	groups := t.index.groupsFor(hash)
@@ -81,11 +81,11 @@ func (t *table) probe(pid int64) *producer {
 			row := g.rows[lowest(found)]
 			if p := t.at(row); p.id == pid {
 				t.last, t.lastRow = p, row
-				return p
+				return p, row
 			}
 		}
 		if g.free() != 0 {
-			return nil
+			return nil, 0
 		}
 	}
 }
@@ -95,23 +95,24 @@ func (t *table) hashOf(row uint32) uint64 {
 	return t.index.hash(t.at(row).id)
 }
 
-// lastOwned returns the producer found last for writing, or nil where there is
-// none or its page is shared with a copy.
-func (t *table) lastOwned() *producer {
+// lastOwned returns the producer found last and its row, for writing. It returns
+// nil if there is none or a copy shares its page.
+func (t *table) lastOwned() (*producer, uint32) {
 	if t.last == nil || t.pages[t.lastRow>>pageShift].era != t.era {
-		return nil
+		return nil, 0
 	}
-	return t.last
+	return t.last, t.lastRow
 }
 
-// edit returns the producer with an id for writing. It requires that there is
-// one.
-func (t *table) edit(pid int64) *producer {
-	t.find(pid)
-	if t.lastOwned() == nil {
-		t.last = t.own(t.lastRow)
+// edit returns the producer with an id and its row, for writing. It requires that
+// there is one.
+func (t *table) edit(pid int64) (*producer, uint32) {
+	p, row := t.find(pid)
+	if t.pages[row>>pageShift].era != t.era {
+		p = t.own(row)
+		t.last, t.lastRow = p, row
 	}
-	return t.last
+	return p, row
 }
 
 // own returns the producer in a row for writing.
@@ -134,9 +135,9 @@ func (t *table) ownPage(i uint32) *page {
 	return p
 }
 
-// insert adds a row for a producer that has none, and returns it zero but for
-// the id.
-func (t *table) insert(pid int64) *producer {
+// insert adds a row for a producer that has none. It returns the producer, zero but
+// for the id, and its row.
+func (t *table) insert(pid int64) (*producer, uint32) {
 	if t.index.seed[1] == 0 {
 		t.index = newIndex() // of a manager that was not made with New: without a seed all ids collide
 	}
@@ -149,7 +150,7 @@ func (t *table) insert(pid int64) *producer {
 	t.index.put(t.index.hash(pid), row, t.hashOf)
 	t.rows++
 	t.last, t.lastRow = t.at(row), row
-	return t.last
+	return t.last, row
 }
 
 // hashesAhead is how many groups are read ahead of being put into, so that their

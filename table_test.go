@@ -37,24 +37,25 @@ func newTableRig(t rapid.TB) *tableRig {
 
 // put writes an epoch to a producer's row, which it makes if there is none.
 func (r *tableRig) put(pid int64, epoch int16) {
-	p := r.table.find(pid)
+	p, _ := r.table.find(pid)
 	if _, known := r.want[pid]; known != (p != nil) {
 		r.t.Fatalf("find(%d): %v, and the map has it: %t", pid, p, known)
 	}
 	if p == nil {
-		p = r.table.insert(pid)
+		p, _ = r.table.insert(pid)
 	} else {
-		p = r.table.edit(pid)
+		p, _ = r.table.edit(pid)
 	}
 	p.epoch = epoch
 	r.want[pid] = epoch
 }
 
 func (r *tableRig) remove(pid int64) {
-	if r.table.find(pid) == nil {
+	p, row := r.table.find(pid)
+	if p == nil {
 		return
 	}
-	r.table.remove(r.table.lastRow)
+	r.table.remove(row)
 	delete(r.want, pid)
 }
 
@@ -73,7 +74,7 @@ func (r *tableRig) verify() {
 		r.t.Fatalf("%d rows, want %d", r.table.rows, len(r.want))
 	}
 	for pid, epoch := range r.want {
-		if p := r.table.find(pid); p == nil || p.epoch != epoch {
+		if p, _ := r.table.find(pid); p == nil || p.epoch != epoch {
 			r.t.Fatalf("find(%d): %+v, want epoch %d", pid, p, epoch)
 		}
 	}

@@ -208,7 +208,7 @@ func (tr *transcript) line(line string) error {
 	if s.args["t"] != "" {
 		defer tr.part.expire(tr.number(s, "t"))
 	}
-	if v.changes || strings.HasPrefix(got, "HOLE") || (strings.HasPrefix(got, "OK") && s.verb != "check") {
+	if v.changes || strings.HasPrefix(got, "GAP") || (strings.HasPrefix(got, "OK") && s.verb != "check") {
 		return nil
 	}
 	if diff := cmp.Diff(before, stateOf(tr.part.m)); diff != "" {
@@ -463,12 +463,15 @@ func (tr *transcript) recency(s step) string {
 }
 
 func (tr *transcript) txn(s step) string {
-	p, _ := tr.part.m.Producer(tr.number(s, "pid"))
-	text := "none"
-	if p.InTransaction {
-		text = fmt.Sprintf("open@%d", p.TransactionOffset)
+	p, ok := tr.part.m.Producer(tr.number(s, "pid"))
+	if !ok {
+		return "none coord=none"
 	}
-	if !p.Marked {
+	text := "none"
+	if p.CurrentTxnFirstOffset >= 0 {
+		text = fmt.Sprintf("open@%d", p.CurrentTxnFirstOffset)
+	}
+	if p.CoordinatorEpoch < 0 {
 		return text + " coord=none"
 	}
 	return fmt.Sprintf("%s coord=%d", text, p.CoordinatorEpoch)
@@ -534,8 +537,8 @@ func refusal(err error) string {
 	if !errors.As(err, &e) {
 		return fmt.Sprintf("an error without facts: %v", err)
 	}
-	return fmt.Sprintf("%s expected=%d current=%d base=%d first=%d",
-		refusalName(err), e.Expected, e.CurrentEpoch, e.BaseOffset, e.FirstOffset)
+	return fmt.Sprintf("%s expected=%d current=%d base=%d first=%d lowest=%d next=%d",
+		refusalName(err), e.Expected, e.CurrentEpoch, e.BaseOffset, e.FirstCopy, e.LowestOffset, e.NextOffset)
 }
 
 // refusalName names the reason, narrower ones before the wider ones that they
@@ -554,7 +557,10 @@ func refusalName(err error) string {
 		{ErrInFlight, "IN_FLIGHT"},
 		{ErrAbandoned, "ABANDONED"},
 		{ErrSettled, "SETTLED"},
-		{ErrHole, "HOLE"},
+		{ErrGap, "GAP"},
+		{ErrInvalidTxnState, "INVALID_TXN"},
+		{ErrConcurrentTransactions, "CONCURRENT_TXN"},
+		{ErrCoordinatorFenced, "STALE_COORD"},
 	} {
 		if errors.Is(err, r.reason) {
 			return r.name

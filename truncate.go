@@ -1,7 +1,16 @@
 package idempotence
 
-// This file takes back what the log has lost: its tail, when a follower cuts
-// off what the new leader does not have, or all of it.
+// This file takes back what the log has lost: its tail, when a follower cuts off
+// what the new leader does not have, or all of it.
+
+// history holds the two facts about a producer that Truncate needs and its other
+// fields no longer show.
+type history uint8
+
+const (
+	hadEpoch  history = 1 << iota // it had another epoch before
+	hadMarker                     // a marker of it was seen, or a batch without sequences
+)
 
 // Truncate tells the manager that the log was cut to end at to: every record at
 // or past it is gone. The remembered batches that reach to or past it are
@@ -41,57 +50,55 @@ func (m *ProducerStateManager) Truncate(to int64) (exact bool) {
 	switch {
 	case to == 0:
 		m.empty()
-	case to < m.logEndOffset():
+	case to < m.knownEnd():
 		m.truncate(to)
 	}
 	return exact && !m.inexact
 }
 
-// truncate is Truncate below the log's end offset.
-func (m *state) truncate(to int64) {
-	m.truncations.Add(1)
-	m.inexact = m.inexact || to <= m.lastMarker || to < m.lastForgetEnd
-	m.endOffset = min(m.endOffset, to)
-	m.lastMarker = min(m.lastMarker, to-1)
-	m.lastForgetEnd = min(m.lastForgetEnd, to)
-	m.restoredLogEnd = min(m.restoredLogEnd, to)
-	// From the last row down, since forgetting one moves the last row, which
-	// has been looked at, into its place.
-	for row := m.table.rows; row > 0; row-- {
-		if !m.truncateRow(row-1, to) {
-			m.inexact = true
+// truncate is Truncate below the known end.
+func (s *state) truncate(to int64) {
+	s.truncations.Add(1)
+	s.inexact = s.inexact || to <= s.lastMarker || to < s.lastForgetEnd
+	s.endOffset = min(s.endOffset, to)
+	s.restoredLogEnd = min(s.restoredLogEnd, to)
+	s.lastMarker = min(s.lastMarker, to-1)
+	s.lastForgetEnd = min(s.lastForgetEnd, to)
+	// From the last row down, since forgetting one moves the last row, which has
+	// been looked at, into its place.
+	for row := s.table.rows; row > 0; row-- {
+		if !s.truncateRow(row-1, to) {
+			s.inexact = true
 		}
 	}
-	// Some may no longer have a transaction open. Those that do are parked again
-	// when their turn comes.
-	m.unpinAll()
+	s.unpin()
 }
 
-// truncateRow takes back what the producer in a row did at or past to, and
-// returns whether what is left of it is known to be right.
-func (m *state) truncateRow(row uint32, to int64) bool {
-	if m.table.at(row).endsBy(to) {
+// truncateRow takes back what the producer in a row did at or past to. It reports
+// whether what is left of it is known to be right.
+func (s *state) truncateRow(row uint32, to int64) bool {
+	if s.table.at(row).endsBy(to) {
 		return true
 	}
-	known, gone := m.table.own(row).cut(to)
+	known, gone := s.table.own(row).cut(to)
 	if gone {
-		m.forget(row)
+		s.remove(row)
 	}
 	return known
 }
 
 // endsBy reports whether all that is remembered lies below to.
 func (p *producer) endsBy(to int64) bool {
-	return p.txnFirst < to && !p.reaches(to)
+	return p.txnFirst < to && p.newestEnd() <= to
 }
 
-// cut takes back what the producer did at or past to. It returns whether what is
-// left is known to be right, and whether nothing is.
+// cut takes back what the producer did at or past to. It reports whether what is
+// left is known to be right, and whether nothing is left.
 func (p *producer) cut(to int64) (known, gone bool) {
 	p.txnFirst = before(p.txnFirst, to)
 	known = !p.window.evicted
-	for p.reaches(to) {
-		p.txnFirst = before(p.txnFirst, p.window.newest().baseOffset)
+	for p.newestEnd() > to {
+		p.txnFirst = before(p.txnFirst, p.newestOffset())
 		p.window.pop()
 	}
 	if p.window.count > 0 {
@@ -101,17 +108,8 @@ func (p *producer) cut(to int64) (known, gone bool) {
 	return known, known && p.history&hadMarker == 0
 }
 
-// reaches reports whether the newest batch remembered is not wholly below to.
-func (p *producer) reaches(to int64) bool {
-	if p.window.count == 0 {
-		return false
-	}
-	newest := p.window.newest()
-	return newest.baseOffset > to-int64(newest.span.count())
-}
-
-// before returns the first offset of a transaction, or noTxn if that is not
-// before limit.
+// before returns the first offset of a transaction, or noTxn if that is not below
+// limit.
 func before(txnFirst, limit int64) int64 {
 	if txnFirst >= limit {
 		return noTxn
@@ -119,10 +117,10 @@ func before(txnFirst, limit int64) int64 {
 	return txnFirst
 }
 
-// Reset tells the manager that the log was deleted and created again: every
-// producer is forgotten, and the end offset is 0. What it keeps is MaxProducerID,
-// which no deletion makes untrue, the time of the last Expire, and the counts of
-// Stats. Open reservations are abandoned. Safe for concurrent use.
+// Reset tells the manager that the log was deleted and created again. Every
+// producer is forgotten, and the end offset is 0. MaxProducerID, the time of the
+// last Expire and the counters of Stats stay. Open reservations are abandoned. Safe
+// for concurrent use.
 func (m *ProducerStateManager) Reset() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -130,12 +128,12 @@ func (m *ProducerStateManager) Reset() {
 	m.empty()
 }
 
-// empty forgets everything that an empty log has nothing of. Requires mu held,
-// and nothing in flight.
-func (m *state) empty() {
-	m.truncations.Add(1)
-	m.table = newTable()
-	m.recency = recency{now: m.recency.now}
-	m.endOffset, m.restoredLogEnd = 0, 0
-	m.lastMarker, m.lastForgetEnd, m.inexact = noOffset, 0, false
+// empty forgets everything that an empty log has nothing of. It requires that
+// nothing is in flight.
+func (s *state) empty() {
+	s.truncations.Add(1)
+	s.table = newTable()
+	s.recency = recency{now: s.recency.now}
+	s.endOffset, s.restoredLogEnd = 0, 0
+	s.lastMarker, s.lastForgetEnd, s.inexact = noOffset, 0, false
 }

@@ -186,7 +186,10 @@ func TestTruncate(t *testing.T) {
 			expire now=0 -> 0
 			expire now=100 -> 0
 			truncate to=1 -> exact
-			expire now=101 -> 1
+			activity pid=31 -> since the last Expire
+			expire now=101 -> 0
+			expire now=200 -> 0
+			expire now=201 -> 1
 		`},
 		{"a marker is cut off: the transaction is open again", `
 			batch pid=31 epoch=0 seq=0 n=1 txn -> OK base=0

@@ -2,6 +2,7 @@ package idempotence
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -23,8 +24,13 @@ import (
 
 // Why a line is left out.
 const (
-	// plainInTxn: Kafka refuses a plain batch inside an open transaction.
-	plainInTxn = "a plain batch inside an open transaction"
+	// plainInTxn: Kafka refuses a replicated plain batch inside an open
+	// transaction. A replay judges nothing here.
+	plainInTxn = "a replicated plain batch inside an open transaction"
+	// newerInTxn: Kafka adds a transactional batch of a newer epoch to the open
+	// transaction of the older one. Here it is refused with
+	// ErrConcurrentTransactions (rule T1), and then replayed as Kafka has it.
+	newerInTxn = "a newer epoch inside an open transaction"
 	// olderEpoch: a leader's batch of an older epoch is skipped here. Kafka
 	// adopts the epoch and clears the window.
 	olderEpoch = "a replicated batch of an older epoch"
@@ -259,19 +265,28 @@ func (v *vector) startTick() {
 }
 
 func (v *vector) batch(op vectorOp, want answer) {
-	switch {
-	case v.strays[op.nums[0]] != "":
+	if v.strays[op.nums[0]] != "" {
 		v.leave(op, want, astray)
 		return
-	case want.words[0] == "INVALID_TXN_STATE":
-		v.leftOut[plainInTxn]++
-		return
 	}
-	res, err := v.p.produce(op.batch())
+	b := op.batch()
+	known, ok := v.p.m.Producer(b.ProducerID)
+	newer := ok && known.CurrentTxnFirstOffset >= 0 && b.Transactional && b.Epoch > known.Epoch && b.BaseSequence == 0
+	res, err := v.p.produce(b)
 	got := ""
 	switch {
+	case newer != errors.Is(err, ErrConcurrentTransactions):
+		v.t.Errorf("%+v after %+v: %v, want ErrConcurrentTransactions: %t", b, known, err, newer)
+		return
+	case newer:
+		v.leftOut[newerInTxn]++
+		if err := v.p.replay(logged{batch: b, base: v.p.end}); err != nil {
+			v.t.Errorf("replay: %v", err)
+		}
+		v.stamp(op)
+		return
 	case err != nil:
-		got = strings.Replace(refusalName(err), "STALE_EPOCH", "FENCED", 1)
+		got = kafkaRefusals.Replace(refusalName(err))
 	case res.Verdict == Duplicate:
 		got = fmt.Sprintf("DUP %d", res.BaseOffset)
 	default:
@@ -280,6 +295,9 @@ func (v *vector) batch(op vectorOp, want answer) {
 	}
 	v.equal(op, got, want)
 }
+
+// kafkaRefusals makes Kafka's names of the transcripts' ones.
+var kafkaRefusals = strings.NewReplacer("STALE_EPOCH", "FENCED", "INVALID_TXN", "INVALID_TXN_STATE")
 
 func (v *vector) replicate(op vectorOp, want answer) {
 	known, ok := v.p.m.Producer(op.nums[0])
@@ -332,7 +350,7 @@ func (v *vector) expire(op vectorOp, want answer) {
 func (v *vector) forget(now int64) {
 	for p := range v.p.m.Producers() {
 		idle := v.clock - p.LastActivity.UnixMilli()
-		if stamped := now - v.stamps[p.ProducerID]; !p.InTransaction && (idle >= 86400000) != (stamped >= 86400000) {
+		if stamped := now - v.stamps[p.ProducerID]; p.CurrentTxnFirstOffset < 0 && (idle >= 86400000) != (stamped >= 86400000) {
 			v.strays[p.ProducerID] = ownClock
 		}
 	}
@@ -464,10 +482,10 @@ func (v *vector) describe(p ProducerState) string {
 		lastSeq, lastOffset = b.LastSequence, b.BaseOffset+n
 		window = append(window, fmt.Sprintf("%d-%d@%d", b.FirstSequence, b.LastSequence, b.BaseOffset))
 	}
-	if p.InTransaction {
-		txn = p.TransactionOffset
+	if p.CurrentTxnFirstOffset >= 0 {
+		txn = p.CurrentTxnFirstOffset
 	}
-	if p.Marked {
+	if p.CoordinatorEpoch >= 0 {
 		coord = p.CoordinatorEpoch
 	}
 	active := fmt.Sprint(p.LastActivity.UnixMilli())

@@ -74,14 +74,11 @@ type ProducerState struct {
 	// LastActivity is the time of the call of Expire that first counted the
 	// producer's newest batch or marker; zero until there was one.
 	LastActivity time.Time
-	// InTransaction says that a transaction is open. It began with the batch
-	// at TransactionOffset, which is 0 otherwise.
-	InTransaction     bool
-	TransactionOffset int64
-	// Marked says that a transaction marker of the producer was seen.
-	// CoordinatorEpoch is then the highest that one carried, and 0 otherwise.
-	// (Kafka has -1 for none.)
-	Marked           bool
+	// CurrentTxnFirstOffset is the offset of the first batch of the open
+	// transaction, or -1 if none is open.
+	CurrentTxnFirstOffset int64
+	// CoordinatorEpoch is the highest coordinator epoch that a marker of the
+	// producer carried, or -1 if no marker was seen.
 	CoordinatorEpoch int32
 	// InFlight is how many batches are reserved and not yet visible.
 	InFlight int
@@ -90,14 +87,12 @@ type ProducerState struct {
 // view copies the producer for a reader, with the marks that it refers to.
 func (p *producer) view(ticks []tick, current uint32) ProducerState {
 	s := ProducerState{
-		ProducerID:    p.id,
-		Epoch:         p.epoch,
-		Window:        p.window.appendTo(make([]BatchMetadata, 0, p.window.count)),
-		InTransaction: p.txnFirst != noTxn,
-		Marked:        p.coordinatorEpoch != noCoordinator,
+		ProducerID:            p.id,
+		Epoch:                 p.epoch,
+		Window:                p.window.appendTo(make([]BatchMetadata, 0, p.window.count)),
+		CurrentTxnFirstOffset: p.txnFirst,
+		CoordinatorEpoch:      p.coordinatorEpoch,
 	}
-	s.TransactionOffset = max(p.txnFirst, 0)
-	s.CoordinatorEpoch = max(p.coordinatorEpoch, 0)
 	if p.tick != current {
 		s.LastActivity = ticks[p.tick].at().time()
 	}
@@ -109,13 +104,13 @@ func (p *producer) view(ticks []tick, current uint32) ProducerState {
 func (m *ProducerStateManager) Producer(pid int64) (ProducerState, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p := m.table.find(pid)
+	p, _ := m.table.find(pid)
 	if p == nil {
 		return ProducerState{}, false
 	}
 	s := p.view(m.recency.ticks, m.recency.current)
-	if p.queue != 0 {
-		s.InFlight = int(m.inFlight.queues[p.queue-1].count)
+	if q := m.inFlight.queueOf(pid, p); q != nil {
+		s.InFlight = int(q.count)
 	}
 	return s, true
 }
@@ -130,7 +125,7 @@ func (m *ProducerStateManager) Producers() iter.Seq[ProducerState] {
 		m.mu.Lock()
 		all := m.table.freeze()
 		ticks, current := slices.Clone(m.recency.ticks), m.recency.current
-		counts := m.inFlightCounts()
+		counts := m.inFlight.counts()
 		m.mu.Unlock()
 		for _, row := range all.byID() {
 			p := all.at(row)

@@ -58,6 +58,9 @@ type entry struct {
 	baseOffset int64
 }
 
+// end returns one past the last offset of the batch.
+func (e *entry) end() int64 { return e.baseOffset + int64(e.span.count()) }
+
 // narrow is the most sequences a batch may cover in a window that is not wide:
 // WindowSize of them and one more stay below the modulus.
 const maxPlainCount = sequenceMask / (WindowSize + 1)

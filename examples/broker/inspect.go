@@ -168,14 +168,14 @@ func activityOf(p idempotence.ProducerState) string {
 }
 
 func transactionOf(p idempotence.ProducerState) string {
-	if !p.InTransaction {
+	if p.CurrentTxnFirstOffset < 0 {
 		return none
 	}
-	return fmt.Sprintf("from %d", p.TransactionOffset)
+	return fmt.Sprintf("from %d", p.CurrentTxnFirstOffset)
 }
 
 func coordinatorOf(p idempotence.ProducerState) string {
-	if !p.Marked {
+	if p.CoordinatorEpoch < 0 {
 		return none
 	}
 	return fmt.Sprint(p.CoordinatorEpoch)

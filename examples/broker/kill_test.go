@@ -109,7 +109,7 @@ func TestKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer proxy.Close()
-	proxy.Close() // nobody is there yet
+	proxy.Close() // until there is a broker
 	dir := t.TempDir()
 	start := func() *process {
 		args := []string{"-data", dir, "-advertise", proxy.Addr(), "-segment-bytes", "20000", "-expire-after", "1h", "-partitions", "1"}

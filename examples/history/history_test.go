@@ -194,7 +194,7 @@ var reasons = []struct {
 	{idempotence.ErrOffsetOrder, "offset"},
 	{idempotence.ErrAbandoned, "abandoned"},
 	{idempotence.ErrSettled, "settled"},
-	{idempotence.ErrHole, "hole"},
+	{idempotence.ErrGap, "gap"},
 }
 
 func answerOf(res idempotence.Result, err error) answer {
@@ -260,7 +260,7 @@ func TestLinearizable(t *testing.T) {
 	for _, what := range []string{
 		"Reserve append", "Reserve duplicate", "Reserve in flight", "Reserve out of order", "Reserve fenced",
 		"Check in flight", "Commit in flight", "Reservation.Commit ", "Reservation.Commit settled",
-		"Reservation.Commit abandoned", "Reservation.Commit offset", "Reservation.Abort ", "Reservation.Abort hole",
+		"Reservation.Commit abandoned", "Reservation.Commit offset", "Reservation.Abort ", "Reservation.Abort gap",
 		"AbandonReservations ", "Producer ",
 	} {
 		if met[what] == 0 {

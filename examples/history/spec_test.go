@@ -190,7 +190,7 @@ func (s state) commit(c call) (state, answer) {
 		return s, answer{refused: "duplicate"}
 	case s.waiting > 0:
 		return s, answer{refused: "in flight"}
-	case s.kept > 0 && c.base <= s.batches[s.kept-1].base:
+	case s.kept > 0 && c.base < s.batches[s.kept-1].base+int64(s.batches[s.kept-1].count):
 		return s, answer{refused: "offset"}
 	}
 	return s.remember(c.epoch, batch{c.first, c.count, c.base}), answer{}
@@ -281,7 +281,7 @@ func (s state) abort(c call) (state, answer) {
 	a := answer{}
 	for _, f := range s.queue[i:s.waiting] {
 		if f.committed {
-			a.refused = "hole"
+			a.refused = "gap"
 		}
 	}
 	s.settled |= 1 << c.handle

@@ -54,7 +54,7 @@ func (p *partition) snapshot() ([]byte, error) {
 // reopen returns a partition with the same log. It takes the state of the
 // producers from a snapshot and from what the log holds behind it.
 func reopen(entries []entry, snapshot []byte) (*partition, error) {
-	p := &partition{producers: idempotence.New(idempotence.Config{}), log: entries}
+	p := &partition{producers: idempotence.New(idempotence.Config{Contiguous: true}), log: entries}
 	if err := p.producers.Restore(bytes.NewReader(snapshot)); err != nil {
 		return nil, err
 	}
@@ -84,7 +84,7 @@ func (p *partition) send(what string, pid int64, epoch int16, baseSequence int32
 }
 
 func main() {
-	p := &partition{producers: idempotence.New(idempotence.Config{})}
+	p := &partition{producers: idempotence.New(idempotence.Config{Contiguous: true})}
 	p.send("first batch:", 31, 0, 0, "a", "b", "c")
 	p.send("next batch, answer lost:", 31, 0, 3, "d", "e")
 	p.send("its retry:", 31, 0, 3, "d", "e")

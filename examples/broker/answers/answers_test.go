@@ -87,7 +87,7 @@ const (
 	records = 6 // of a session
 	refused = 3 // the record in the fourth request
 
-	sessionTimeout = time.Minute
+	sessionTimeout = 3 * time.Minute
 )
 
 // play runs a session of a client against each of the judges. The sessions are

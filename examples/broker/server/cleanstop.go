@@ -12,7 +12,6 @@ package server
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/idempotence-go/idempotence/examples/broker/durable"
@@ -20,11 +19,15 @@ import (
 
 const cleanStopName = "clean-stop"
 
-// wasClosedCleanly reports whether the log in a partition's directory was closed
-// in good order, and has not been opened since.
-func wasClosedCleanly(dir string) bool {
-	text, _ := os.ReadFile(filepath.Join(filepath.Dir(dir), cleanStopName))
-	return slices.Contains(strings.Split(string(text), "\n"), filepath.Base(dir))
+// readCleanStop returns the names of the partitions whose logs were closed in
+// good order, and have not been opened since.
+func readCleanStop(dir string) map[string]bool {
+	text, _ := os.ReadFile(filepath.Join(dir, cleanStopName)) // without it none was
+	names := make(map[string]bool)
+	for name := range strings.Lines(string(text)) {
+		names[strings.TrimSpace(name)] = true
+	}
+	return names
 }
 
 // writeCleanStop writes the names of those partitions whose logs are closed in

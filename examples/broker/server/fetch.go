@@ -10,16 +10,16 @@ import (
 )
 
 const (
-	maxFetchBytes = 2 << 20
+	maxFetchBytes = 2 << 20 // of records in an answer, but for the last batch
 	maxFetchWait  = 30 * time.Second
 )
 
-// fetchClaim is the memory for an answer with that many bytes of records and one
-// more batch: once as read and once as encoded.
+// fetchClaim returns how much memory an answer takes with that many bytes of
+// records and one more batch: once as read and once as encoded.
 func fetchClaim(bytes, maxBatchBytes int) int64 { return 2 * (int64(bytes) + int64(maxBatchBytes)) }
 
-// fetch answers with records once there are as many bytes of them as the
-// consumer wants, or with what there is when its patience ends.
+// fetch answers when there are as many bytes of records as the consumer wants, or
+// when its time is up.
 func (c *conn) fetch(req *kmsg.FetchRequest) (*kmsg.FetchResponse, error) {
 	s := c.server
 	s.awaitRecords(req)
@@ -42,13 +42,13 @@ func (c *conn) fetch(req *kmsg.FetchRequest) (*kmsg.FetchResponse, error) {
 	return resp, nil
 }
 
-// fetchPartition reads from one partition and takes what it read off budget,
-// until that is used up. The last batch may exceed it: a batch larger than the
-// consumer asked for is sent all the same, or it would never get past it.
+// fetchPartition reads from one partition if there is some budget left, and
+// subtracts what it has read. The last batch may exceed the budget. Otherwise a
+// consumer would never get past a batch larger than it asks for.
 func (s *Server) fetchPartition(topic string, req kmsg.FetchRequestTopicPartition, budget *int) kmsg.FetchResponseTopicPartition {
 	resp := kmsg.NewFetchResponseTopicPartition()
 	resp.Partition = req.Partition
-	resp.RecordBatches = []byte{} // none is not null
+	resp.RecordBatches = []byte{} // not null
 	p, err := s.topics.partition(topic, req.Partition)
 	if err != nil {
 		resp.ErrorCode = errorCode(err)
@@ -78,8 +78,8 @@ func (s *Server) fetchPartition(topic string, req kmsg.FetchRequestTopicPartitio
 	return resp
 }
 
-// awaitRecords returns when the request can be answered: there are enough
-// bytes, something is wrong with it, its time is up, or the broker stops.
+// awaitRecords returns when the request can be answered: there are enough bytes,
+// there is an error to report, its time is up, or the broker stops.
 func (s *Server) awaitRecords(req *kmsg.FetchRequest) {
 	wake := make(chan struct{}, 1)
 	for _, t := range req.Topics {
@@ -104,8 +104,8 @@ func (s *Server) awaitRecords(req *kmsg.FetchRequest) {
 	}
 }
 
-// pendingBytes is about how many bytes the request could be answered with if
-// it set no limit.
+// pendingBytes returns about how many bytes of records there are for the request,
+// apart from its limits.
 func (s *Server) pendingBytes(req *kmsg.FetchRequest) int64 {
 	var n int64
 	for _, t := range req.Topics {

@@ -34,7 +34,8 @@ func Inspect(dir string) (Recovery, error) {
 	if err != nil {
 		return Recovery{}, err
 	}
-	log, err := segment.Open(dir, segment.Options{ReadOnly: true, Clean: wasClosedCleanly(dir)})
+	clean := readCleanStop(filepath.Dir(dir))[filepath.Base(dir)]
+	log, err := segment.Open(dir, segment.Options{ReadOnly: true, Clean: clean})
 	if err != nil {
 		return Recovery{}, err
 	}

@@ -307,7 +307,7 @@ func TestPartitionGoesOffline(t *testing.T) {
 	}
 }
 
-// However the broker ends, nobody is left waiting: not who sent what is in
+// However the broker ends, nothing is left waiting: not who sent what is in
 // flight, not who waits for it to settle, and no goroutine.
 func TestShutdownLeavesNobodyWaiting(t *testing.T) {
 	for name, stop := range map[string]func(*broker){"stopped": (*broker).stop, "killed": (*broker).kill} {

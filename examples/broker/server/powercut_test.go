@@ -392,7 +392,7 @@ func TestB10_StopWithManyPartitions(t *testing.T) {
 // broker that runs.
 func TestUncleanStopIsNotTakenForAClean(t *testing.T) {
 	cfg := Config{Dir: t.TempDir()}
-	dir := filepath.Join(cfg.Dir, "t-2")
+	wasClosedCleanly := func() bool { return readCleanStop(cfg.Dir)["t-2"] }
 	for i, ctx := range []context.Context{context.Background(), alreadyEnded(), context.Background(), context.Background()} {
 		s, err := Open(cfg)
 		if err != nil {
@@ -401,13 +401,13 @@ func TestUncleanStopIsNotTakenForAClean(t *testing.T) {
 		if _, err := s.topics.get("t", true); err != nil {
 			t.Fatal(err)
 		}
-		if wasClosedCleanly(dir) {
+		if wasClosedCleanly() {
 			t.Errorf("stop %d: the log is open, and said to be closed", i)
 		}
 		if err := s.Shutdown(ctx); err != nil {
 			t.Fatal(err)
 		}
-		if got, want := wasClosedCleanly(dir), ctx.Err() == nil; got != want {
+		if got, want := wasClosedCleanly(), ctx.Err() == nil; got != want {
 			t.Errorf("stop %d: closed cleanly %t, want %t", i, got, want)
 		}
 	}

@@ -1,7 +1,7 @@
 package server
 
-// This file is the Produce request: what a batch must be like before the
-// partition is asked, and what its producer is told afterwards.
+// This file is the Produce request: the checks that come before a partition
+// judges a batch, and the answer.
 
 import (
 	"context"
@@ -16,15 +16,15 @@ import (
 	"github.com/idempotence-go/idempotence/examples/broker/segment"
 )
 
-// maxProduceWait bounds the timeout that a client sets.
+// maxProduceWait is the limit for the timeout that a client sets.
 const maxProduceWait = 30 * time.Second
 
-// errUnacknowledged closes the connection of a producer that asked for no
-// answers and had a batch refused, since there is no other way to tell it.
+// errUnacknowledged closes the connection of a producer that wants no answers
+// when one of its batches is refused: there is no other way to tell it.
 var errUnacknowledged = errors.New("server: refused a batch sent with acks=0")
 
-// A submission is one batch of a request, handed over to its partition or
-// refused before that.
+// A submission is one batch of a request. Either it was handed over to its
+// partition, or there is a refusal.
 type submission struct {
 	topic     string
 	index     int32 // of the partition
@@ -34,8 +34,8 @@ type submission struct {
 	refusal   error
 }
 
-// produce hands the batches of a request over to their partitions. The answer,
-// in which each has its own, is there when all of them have settled.
+// produce hands the batches of a request over to their partitions. answer waits
+// until all of them have settled.
 func (c *conn) produce(req *kmsg.ProduceRequest) (answer func() (kmsg.Response, error)) {
 	ctx, cancel := context.WithTimeout(c.server.closing, patience(req))
 	var sent []submission
@@ -50,16 +50,15 @@ func (c *conn) produce(req *kmsg.ProduceRequest) (answer func() (kmsg.Response, 
 	}
 }
 
-// patience is how long a batch of the request may wait for its turn to be
-// judged.
+// patience returns how long a batch of the request may wait to be judged.
 func patience(req *kmsg.ProduceRequest) time.Duration {
 	return min(time.Duration(max(req.TimeoutMillis, 0))*time.Millisecond, maxProduceWait)
 }
 
 func (c *conn) submit(ctx context.Context, req *kmsg.ProduceRequest, topic string, sent kmsg.ProduceRequestTopicPartition) submission {
 	s := submission{topic: topic, index: sent.Partition}
-	// Everything about the batch itself comes before the question of whether
-	// it was here before: a damaged retry is a damaged batch.
+	// The batch itself is checked before it is judged: a damaged retry is a
+	// damaged batch, not a duplicate.
 	var h idempotence.BatchHeader
 	if s.batch, h, s.refusal = c.server.validate(req, sent.Records); s.refusal != nil {
 		return s
@@ -122,8 +121,8 @@ func refuse(resp kmsg.ProduceResponseTopicPartition, err error) kmsg.ProduceResp
 	return resp
 }
 
-// errorCode is the Kafka code for an error: one of kerr, perhaps explained,
-// where the broker itself refuses, and one of package idempotence otherwise.
+// errorCode returns the Kafka code for an error. Errors of the broker itself wrap
+// one of package kerr. All others are of package idempotence.
 func errorCode(err error) int16 {
 	if own := new(kerr.Error); errors.As(err, &own) {
 		return own.Code
@@ -131,8 +130,8 @@ func errorCode(err error) int16 {
 	return idempotence.KafkaErrorCode(err)
 }
 
-// validate holds a batch to what Kafka demands of the batches that producers
-// send. It does not look at the records, which may be compressed.
+// validate checks what Kafka demands of a batch from a producer. It does not read
+// the records, which may be compressed.
 func (s *Server) validate(req *kmsg.ProduceRequest, p []byte) (b idempotence.Batch, h idempotence.BatchHeader, err error) {
 	switch {
 	case req.Acks < -1 || req.Acks > 1:
@@ -171,6 +170,5 @@ func validateHeader(req *kmsg.ProduceRequest, b idempotence.Batch, h idempotence
 	return nil
 }
 
-// zstd is the last codec there is, and may not be used before version 7 of the
-// Produce request (KIP-110).
+// zstd is the last codec. It needs version 7 of the Produce request (KIP-110).
 const zstd = 4

@@ -16,7 +16,6 @@ import (
 // recovers the producers, so that a retry of a batch from before the restart is
 // recognised.
 func (p *partition) open() error {
-	p.clean = wasClosedCleanly(p.dir)
 	if err := p.openLog(); err != nil {
 		return err
 	}

@@ -57,11 +57,13 @@ func openTopics(cfg Config) (*topics, error) {
 	if err != nil {
 		return nil, err
 	}
+	clean := readCleanStop(cfg.Dir)
 	var opening errgroup.Group
 	opening.SetLimit(atOnce)
 	for name, n := range counts {
 		ts.byName[name] = ts.newPartitions(name, n)
 		for _, p := range ts.byName[name] {
+			p.clean = clean[filepath.Base(p.dir)]
 			opening.Go(func() error {
 				if err := p.open(); err != nil {
 					p.offline = err

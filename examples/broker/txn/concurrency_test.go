@@ -152,8 +152,8 @@ func TestConcurrentProducers(t *testing.T) {
 			t.Errorf("%s: %v %v, want epoch %d", d.TransactionalID, d.State, d.Producer, want)
 		}
 		got := c.OffsetFetch("g", []Partition{{"in", int32(i)}}, true)[0]
-		if got.Offset.Offset != transactions-2 {
-			t.Errorf("producer %d: offset %d, want %d", i, got.Offset.Offset, transactions-2)
+		if got.Committed.Offset != transactions-2 {
+			t.Errorf("producer %d: offset %d, want %d", i, got.Committed.Offset, transactions-2)
 		}
 	}
 	if log.syncs >= log.appended {

@@ -41,7 +41,7 @@ func TestInitProducerID(t *testing.T) {
 			{"init a", "4000/0"},
 			{"init a expect 4000/0", "4000/1"},
 			{"state a", "Empty 4000/1 last 4000/0"},
-			{"init a expect 4000/0", "4000/1"}, // the answer was lost
+			{"quiet init a expect 4000/0", "4000/1"}, // the answer was lost
 			{"restart", "2"},
 			{"init a expect 4000/0", "4000/1"},
 			{"init a expect 4000/1", "4000/2"},
@@ -149,14 +149,14 @@ func TestAddPartitionsToTxn(t *testing.T) {
 		{"added, retried, added to", nil, []step{
 			{"init a", "4000/0"},
 			{"add a 4000/0 v1 t-1", "ok"},
-			{"add a 4000/0 v1 t-1", "ok"}, // the answer was lost
+			{"quiet add a 4000/0 v1 t-1", "ok"}, // the answer was lost
 			{"restart", "2"},
 			{"add a 4000/0 v1 t-1", "ok"},
 			{"add a 4000/0 v1 u-0 t-0 t-1 t-0", "ok"},
 			{"state a", "Ongoing 4000/0 t-0 t-1 u-0"},
 			{"markers", "none"},
 		}},
-		{"somebody else's", nil, []step{
+		{"of another producer", nil, []step{
 			{"add a 4000/0 v1 t-0", "INVALID_PRODUCER_ID_MAPPING"},
 			{"init a", "4000/0"},
 			{"init a", "4000/1"},
@@ -169,7 +169,7 @@ func TestAddPartitionsToTxn(t *testing.T) {
 		}},
 		{"nothing", nil, []step{
 			{"init a", "4000/0"},
-			{"add a 4000/0 v1", "ok"},
+			{"quiet add a 4000/0 v1", "ok"},
 			{"state a", "Empty 4000/0"},
 		}},
 		{"while markers are outstanding", nil, []step{
@@ -239,7 +239,7 @@ func TestEndTxnVersion1(t *testing.T) {
 			{"end a 4000/0 v1 commit", "4000/0"},
 			{"state a", "PrepareCommit 4000/0 t-0 t-1"},
 			{"markers", "a t-0 4000/0 commit v1 c1, a t-1 4000/0 commit v1 c1"},
-			{"end a 4000/0 v1 commit", "4000/0"}, // the answer was lost
+			{"quiet end a 4000/0 v1 commit", "4000/0"}, // the answer was lost
 			{"end a 4000/0 v1 abort", "INVALID_TXN_STATE"},
 			{"done a t-1", "ok"},
 			{"markers", "a t-0 4000/0 commit v1 c1"},
@@ -268,7 +268,7 @@ func TestEndTxnVersion1(t *testing.T) {
 			{"end a 4000/0 v1 commit", "INVALID_TXN_STATE"},
 			{"end a 4000/0 v1 abort", "INVALID_TXN_STATE"},
 		}},
-		{"of somebody else's epoch or id", nil, []step{
+		{"of another epoch or id", nil, []step{
 			{"init a", "4000/0"},
 			{"init a", "4000/1"},
 			{"add a 4000/1 v1 t-0", "ok"},
@@ -318,7 +318,7 @@ func TestEndTxnVersion2(t *testing.T) {
 			{"end a 31/0 v2 commit", "31/1"},
 			{"state a", "PrepareCommit 31/1 last 31/0 t-0"},
 			{"markers", "a t-0 31/1 commit v2 c1"},
-			{"end a 31/0 v2 commit", "31/1"}, // the answer was lost
+			{"quiet end a 31/0 v2 commit", "31/1"}, // the answer was lost
 			{"end a 31/0 v2 abort", "INVALID_TXN_STATE"},
 			{"restart", "2"},
 			{"end a 31/0 v2 commit", "31/1"},
@@ -362,7 +362,7 @@ func TestEndTxnVersion2(t *testing.T) {
 			{"end a 4000/0 v2 abort", "4000/1"},
 			{"markers", "none"},
 			{"end a 4000/1 v2 commit", "INVALID_TXN_STATE"},
-			{"end a 4000/0 v2 abort", "4000/1"}, // the answer was lost
+			{"quiet end a 4000/0 v2 abort", "4000/1"}, // the answer was lost
 			{"restart", "2"},
 			{"end a 4000/0 v2 abort", "4000/1"},
 		}},
@@ -430,7 +430,7 @@ func TestEndTxnVersion2(t *testing.T) {
 			{"done a t-0", "ok"},
 			{"init a", "4000/1"},
 		}},
-		{"a fence of version 1 shows nobody 32767", []record{held("a", Ongoing, Producer{31, 32766}, 1, Partition{"t", 0})}, []step{
+		{"after a fence of version 1, no client gets 32767", []record{held("a", Ongoing, Producer{31, 32766}, 1, Partition{"t", 0})}, []step{
 			{"clock 1m", ""},
 			{"expire", "ok"},
 			{"end a 31/32766 v2 abort", "PRODUCER_FENCED"},
@@ -564,7 +564,7 @@ func TestFencing(t *testing.T) {
 			{"restart", "2"},
 			{"add a 31/5 v1 t-1", "ok"},
 		}},
-		{"an EndTxn that cannot be written fences nobody", ongoing(5, 2), []step{
+		{"an EndTxn that cannot be written does not fence", ongoing(5, 2), []step{
 			{"write fails", ""},
 			{"end a 31/5 v2 abort", "COORDINATOR_NOT_AVAILABLE"},
 			{"end a 31/5 v2 abort", "31/6"},
@@ -795,11 +795,11 @@ func TestOffsetsInATransaction(t *testing.T) {
 			{"init a", "4000/0"},
 			{"commit g t-0=3 t-1=3", "ok"},
 			{"group a 4000/0 g", "ok"},
-			{"group a 4000/0 g", "ok"}, // the answer was lost
+			{"quiet group a 4000/0 g", "ok"}, // the answer was lost
 			{"fetch g stable t-0", "t-0=3"},
 			{"stage a 4000/0 v1 g t-0=5 t-0=6", "ok"},
 			{"stage a 4000/0 v1 g t-0=7", "ok"},
-			{"stage a 4000/0 v1 g t-0=7", "ok"},
+			{"quiet stage a 4000/0 v1 g t-0=7", "ok"}, // the answer was lost
 			{"fetch g t-0 t-1 t-2", "t-0=3 t-1=3 t-2=-1"},
 			{"fetch g stable t-0 t-1 t-2", "t-0=UNSTABLE_OFFSET_COMMIT t-1=3 t-2=-1"},
 			{"fetch h stable t-0", "t-0=-1"},
@@ -866,7 +866,7 @@ func TestOffsetsInATransaction(t *testing.T) {
 			{"end a 4000/0 v1 commit", "4000/0"},
 			{"stage a 4000/0 v1 h t-0=5", "INVALID_TXN_STATE"},
 		}},
-		{"somebody else's", nil, []step{
+		{"of another producer", nil, []step{
 			{"group a 4000/0 g", "INVALID_PRODUCER_ID_MAPPING"},
 			{"stage a 4000/0 v1 g t-0=5", "INVALID_PRODUCER_ID_MAPPING"},
 			{"stage a 4000/0 v2 g t-0=5", "INVALID_PRODUCER_ID_MAPPING"},
@@ -1100,7 +1100,7 @@ func TestNames(t *testing.T) {
 		}
 	}
 	w.run([]step{{"restart", "2"}})
-	if got := w.c.OffsetFetch("g", nil, true); len(got) != 1 || len(got[0].Metadata) != 4096 {
+	if got := w.c.OffsetFetch("g", nil, true); len(got) != 1 || len(got[0].Committed.Metadata) != 4096 {
 		t.Errorf("OffsetFetch after the restart: %d answers", len(got))
 	}
 }

@@ -52,8 +52,8 @@ type model struct {
 }
 
 // write decides the fate of a record. It reports whether the record counts, and
-// whether the coordinator learns of it.
-func (m *model) write() (counts, learns bool) {
+// whether its write was acknowledged.
+func (m *model) write() (counts, acked bool) {
 	what := written
 	if len(m.fates) > 0 {
 		what, m.fates = m.fates[0], m.fates[1:]
@@ -66,15 +66,15 @@ func (m *model) write() (counts, learns bool) {
 }
 
 // happen writes an event, or not.
-func (m *model) happen(id string, e event) (learns bool) {
+func (m *model) happen(id string, e event) (acked bool) {
 	e.at = m.now
-	counts, learns := m.write()
+	counts, acked := m.write()
 	if counts {
 		m.events[id] = append(m.events[id], e)
 		delete(m.done, id)
 	}
-	m.fenced[id] = m.fenced[id] && !learns || e.fence && !learns
-	return learns
+	m.fenced[id] = m.fenced[id] && !acked || e.fence && !acked
+	return acked
 }
 
 // newID takes a producer id.
@@ -192,7 +192,7 @@ func (m *model) complete(id string) bool {
 }
 
 // end ends the transaction of id.
-func (m *model) end(id string, version int8, commit, raise, fence bool, missed Producer) (learns bool) {
+func (m *model) end(id string, version int8, commit, raise, fence bool, missed Producer) (acked bool) {
 	e := event{what: "ended", version: version, commit: commit, fence: fence, missed: NoProducer}
 	e.told, e.marked = m.present(id), m.present(id)
 	if raise {
@@ -205,26 +205,26 @@ func (m *model) end(id string, version int8, commit, raise, fence bool, missed P
 	_, _, _, _, offsets := m.open(id)
 	before := m.state(id)
 	before2 := len(m.events[id])
-	learns = m.happen(id, e)
+	acked = m.happen(id, e)
 	if commit && before == "Ongoing" && len(m.events[id]) > before2 {
 		for o, offset := range offsets {
 			m.commits = append(m.commits, modelCommit{o.group, Offset{Partition: o.Partition, Offset: offset}})
 		}
 	}
-	return learns
+	return acked
 }
 
 const unavailable = "COORDINATOR_NOT_AVAILABLE"
 
-func answer(p Producer, learns bool) string {
-	if !learns {
+func answer(p Producer, acked bool) string {
+	if !acked {
 		return unavailable
 	}
 	return producerName(p)
 }
 
-func done(learns bool) string {
-	if !learns {
+func done(acked bool) string {
+	if !acked {
 		return unavailable
 	}
 	return "ok"
@@ -350,8 +350,8 @@ func (m *model) endTxn(id string, p Producer, version int8, commit bool) string 
 	case version == 1 || commit:
 		return "INVALID_TXN_STATE"
 	}
-	learns := m.end(id, version, commit, version == 2, false, present)
-	return answer(m.present(id), learns)
+	acked := m.end(id, version, commit, version == 2, false, present)
+	return answer(m.present(id), acked)
 }
 
 // markers lists what is to be written.
@@ -391,12 +391,12 @@ func (m *model) markerDone(k Marker) string {
 	return done(m.completes(k.TransactionalID))
 }
 
-func (m *model) completes(id string) (learns bool) {
+func (m *model) completes(id string) (acked bool) {
 	kept := m.done[id]
-	if learns = m.happen(id, event{what: "completed"}); !learns {
+	if acked = m.happen(id, event{what: "completed"}); !acked {
 		m.done[id] = kept
 	}
-	return learns
+	return acked
 }
 
 func (m *model) expire() string {
@@ -405,31 +405,31 @@ func (m *model) expire() string {
 		version, start, _, _, _ := m.open(id)
 		granted, _ := m.newest(id, "granted")
 		newest := m.events[id][len(m.events[id])-1]
-		learns := true
+		acked := true
 		switch state := m.state(id); {
 		case state == "Ongoing" && !m.now.Before(start.Add(granted.timeout)):
-			learns = m.end(id, version, false, true, true, m.present(id))
+			acked = m.end(id, version, false, true, true, m.present(id))
 		case m.allDone(id):
-			learns = m.completes(id)
+			acked = m.completes(id)
 		case state != "Ongoing" && !m.preparing(id) && !m.now.Before(newest.at.Add(7*24*time.Hour)):
 			var counts bool
-			if counts, learns = m.write(); counts {
+			if counts, acked = m.write(); counts {
 				delete(m.events, id)
 			}
 		}
-		failed = failed || !learns
+		failed = failed || !acked
 	}
 	return done(!failed)
 }
 
 func (m *model) offsetCommit(group string, offsets []Offset) string {
-	counts, learns := m.write()
+	counts, acked := m.write()
 	if counts {
 		for _, o := range offsets {
 			m.commits = append(m.commits, modelCommit{group, o})
 		}
 	}
-	return done(learns)
+	return done(acked)
 }
 
 func (m *model) fetch(group string, p Partition, stable bool) string {

@@ -69,8 +69,8 @@ func (c *Coordinator) OffsetCommit(group string, offsets []Offset) error {
 
 // A FetchedOffset is the answer of OffsetFetch for a partition.
 type FetchedOffset struct {
-	Offset       // its Offset is -1 where nothing was committed, or with an error
-	Err    error // nil or UNSTABLE_OFFSET_COMMIT
+	Committed Offset // its Offset is -1 where nothing was committed, or with an error
+	Err       error  // nil or UNSTABLE_OFFSET_COMMIT
 }
 
 // OffsetFetch returns the committed offsets of a group for partitions, or for
@@ -85,11 +85,11 @@ func (c *Coordinator) OffsetFetch(group string, partitions []Partition, stable b
 	}
 	answers := make([]FetchedOffset, len(partitions))
 	for i, p := range partitions {
-		answers[i].Offset = Offset{Partition: p, Offset: -1, LeaderEpoch: -1}
+		answers[i].Committed = Offset{Partition: p, Offset: -1, LeaderEpoch: -1}
 		if stable && c.state.staged(group, p) {
 			answers[i].Err = kerr.UnstableOffsetCommit
 		} else if o, ok := c.state.offsets[group][p]; ok {
-			answers[i].Offset = o.Offset
+			answers[i].Committed = o.Offset
 		}
 	}
 	return answers

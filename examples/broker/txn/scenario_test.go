@@ -28,6 +28,7 @@ import (
 //	state ID                            what is known of the id
 //	newid                               NewProducerID
 //	epoch                               Epoch
+//	quiet REQUEST                       a request that writes no record
 //	clock D                             D passes
 //	write fails                         the next record cannot be written
 //	crash before|after write            the log ends before or behind the next record
@@ -45,7 +46,7 @@ const (
 	written    fate = iota
 	refused         // it cannot be written
 	diedBefore      // the log ends with half of it
-	diedAfter       // the log ends behind it, and nothing learns of that
+	diedAfter       // the log ends behind it, and the caller gets an error
 )
 
 var errDisk = errors.New("disk error")
@@ -214,6 +215,13 @@ func (w *world) do(line string) string {
 		return ok(w.c.Expire(w.now))
 	case "state":
 		return w.state(args[0])
+	case "quiet":
+		before := len(w.log.bytes)
+		got := w.do(strings.Join(args, " "))
+		if len(w.log.bytes) != before {
+			got += ", and wrote a record"
+		}
+		return got
 	case "newid":
 		id, err := w.c.NewProducerID()
 		if err != nil {
@@ -357,9 +365,9 @@ func fetched(all []FetchedOffset) string {
 	var names []string
 	for _, o := range all {
 		if o.Err != nil {
-			names = append(names, partitionName(o.Partition)+"="+ok(o.Err))
+			names = append(names, partitionName(o.Committed.Partition)+"="+ok(o.Err))
 		} else {
-			names = append(names, fmt.Sprintf("%s=%d", partitionName(o.Partition), o.Offset.Offset))
+			names = append(names, fmt.Sprintf("%s=%d", partitionName(o.Committed.Partition), o.Committed.Offset))
 		}
 	}
 	return cmp.Or(strings.Join(names, " "), "none")

@@ -102,9 +102,9 @@ type transaction struct {
 	groups     []string
 	offsets    []stagedOffset
 
-	// fenced is not in the log. In Ongoing it says that the producer could not
-	// be fenced because the record could not be written, and is refused
-	// nevertheless. In the next transaction it marks the transition that fences.
+	// fenced is not in the log. It is set on a transition that fences, and in
+	// Ongoing where that transition could not be recorded: the producer is
+	// refused nevertheless.
 	fenced bool
 }
 
@@ -194,7 +194,7 @@ func (t *transaction) checkHolder(p Producer) error {
 	switch {
 	case t == nil || p.ID != t.present().ID:
 		return kerr.InvalidProducerIDMapping
-	case p.Epoch != t.present().Epoch || t.state == Ongoing && t.fenced:
+	case p.Epoch != t.present().Epoch || t.fenced:
 		return kerr.ProducerFenced
 	}
 	return nil
@@ -255,7 +255,7 @@ func (t *transaction) stage(p Producer, version int8, group string, offsets []Of
 	if version >= 2 {
 		added, err = t.addGroup(p, version, group, now)
 	} else {
-		err = t.verify(p, t != nil && t.state == Ongoing && slices.Contains(t.groups, group))
+		err = t.verify(p, t != nil && slices.Contains(t.groups, group))
 	}
 	if err != nil {
 		return t, err

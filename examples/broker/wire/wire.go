@@ -1,6 +1,6 @@
 // Package wire is the framing of the Kafka protocol: a four-byte length, a
 // request or response header, and a body that package kmsg reads and writes.
-// It knows nothing of topics or producers.
+// It does not know topics or producers.
 package wire
 
 import (
@@ -12,19 +12,19 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// The reasons a frame is refused. The connection it came on is of no further
-// use, with one exception: see [ErrUnsupportedVersion].
+// The reasons for which a frame is refused. The connection must be closed, with
+// one exception: see [ErrUnsupportedVersion].
 var (
-	// ErrMalformed is returned for a frame that is not what its header says.
+	// ErrMalformed is returned for a frame that cannot be decoded.
 	ErrMalformed = errors.New("wire: malformed request")
 
-	// ErrUnsupportedKey is returned for a request this broker does not serve.
+	// ErrUnsupportedKey is returned for a request that is not served.
 	ErrUnsupportedKey = errors.New("wire: unsupported request")
 
-	// ErrUnsupportedVersion is returned for a request it does serve, in a
-	// version it does not. For ApiVersions the protocol asks for an answer in
-	// version 0, which every client understands; [Decode] returns the header
-	// with this error so that the caller can give it.
+	// ErrUnsupportedVersion is returned for a request in a version that is not
+	// served. ApiVersions must be answered all the same, in version 0, which
+	// every client understands. [Decode] returns the header with this error, so
+	// that the caller can do that.
 	ErrUnsupportedVersion = errors.New("wire: unsupported request version")
 )
 
@@ -33,7 +33,7 @@ type Header struct {
 	Key           int16
 	Version       int16
 	CorrelationID int32
-	ClientID      string // empty also when the client sent none
+	ClientID      string // empty if the client sent none
 }
 
 // Versions is an inclusive range of versions of one request.
@@ -42,16 +42,16 @@ type Versions struct{ Min, Max int16 }
 // APIs says which requests are served, by request key.
 type APIs map[int16]Versions
 
-// maxProduceElements bounds what takes a few bytes each on the wire and hundreds
-// in memory, in the one request that may be megabytes long: its topics, their
-// partitions, and tags, all counted together.
+// maxProduceElements is the limit for the topics, partitions and tags of a Produce
+// request, all counted together. Each takes a few bytes in the request, which may
+// have megabytes, and hundreds in memory.
 const maxProduceElements = 10_000
 
 // Decode reads one request from a frame without its length. The request
 // refers to the frame's memory. All errors wrap one of the sentinels above.
 func Decode(frame []byte, apis APIs) (h Header, req kmsg.Request, err error) {
-	// The decoders are generated code that reads hostile bytes: should one of
-	// them panic, it is to cost the sender its connection, and no one else.
+	// The decoders are generated code that reads hostile bytes. If one of them
+	// panics, the sender loses its connection, and the broker goes on.
 	defer func() {
 		if r := recover(); r != nil {
 			req, err = nil, fmt.Errorf("%w: %v", ErrMalformed, r)
@@ -74,8 +74,8 @@ func Decode(frame []byte, apis APIs) (h Header, req kmsg.Request, err error) {
 
 	req = kmsg.RequestForKey(h.Key)
 	req.SetVersion(h.Version)
-	// The client id is never in the compact form, since a broker reads it
-	// before it can tell whether it knows the version.
+	// The client id is never in the compact form, since a broker reads it before
+	// it knows whether it serves the version.
 	if id := r.NullableString(); id != nil {
 		h.ClientID = *id
 	}
@@ -95,8 +95,8 @@ func Decode(frame []byte, apis APIs) (h Header, req kmsg.Request, err error) {
 	return h, req, nil
 }
 
-// boundProduce looks ahead at the number of elements in a Produce request.
-// Whether it is well-formed is left to who decodes it.
+// boundProduce counts the elements of a Produce request. It does not check that
+// the request is well-formed; the decoder does.
 func boundProduce(req kmsg.Request, body []byte) error {
 	if _, ok := req.(*kmsg.ProduceRequest); !ok {
 		return nil
@@ -121,8 +121,8 @@ func boundProduce(req kmsg.Request, body []byte) error {
 	return nil
 }
 
-// A counter reads over a request and counts the elements of its arrays. Once
-// they are too many, arrays seem empty to it.
+// A counter reads over a request and counts the elements of its arrays. When
+// there are too many, it takes further arrays for empty.
 type counter struct {
 	kbin.Reader
 	flexible bool
@@ -176,8 +176,8 @@ func AppendResponse(dst []byte, correlationID int32, resp kmsg.Response) []byte 
 	start := len(dst)
 	dst = append(dst, 0, 0, 0, 0)
 	dst = kbin.AppendInt32(dst, correlationID)
-	// A client reads the answer to ApiVersions before it knows which versions
-	// the broker speaks, so that answer's header never carries tags.
+	// A client reads the answer to ApiVersions before it knows which versions the
+	// broker serves, so the header of that answer never has tags.
 	if _, ok := resp.(*kmsg.ApiVersionsResponse); !ok && resp.IsFlexible() {
 		dst = append(dst, 0)
 	}

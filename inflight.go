@@ -1,0 +1,424 @@
+package idempotence
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// This file is what is in flight: batches and markers that have been judged and are
+// being appended. It knows nothing of the manager.
+//
+// The batches in flight of a producer stand in a queue, in the order in which they
+// were reserved. A committed one leaves at the head and enters the window. Aborting
+// one also ends every later one in its queue, since committing those would leave a
+// gap. A producer has a queue only while something of it is in flight.
+
+// inFlightBatch is one batch in flight, or one marker. Once it has left, done is
+// nil and the rest is meaningless.
+type inFlightBatch struct {
+	ticket        uint64
+	span          span
+	baseOffset    int64 // once committed
+	floor         int64 // the end offset at its reservation: the lowest it can lie
+	done          chan struct{}
+	transactional bool
+	committed     bool // but behind one that is not
+}
+
+// end releases those that wait for the batch.
+func (f *inFlightBatch) end() {
+	if f.done != nil {
+		close(f.done)
+		f.done = nil
+	}
+}
+
+// queue holds what is in flight of one producer, oldest first.
+//
+// Invariants (audited in the tests):
+//  1. 0 <= count <= WindowSize, and a queue in use has count > 0.
+//  2. Each span starts one after the one before it ends, and next is one after
+//     the newest; all are of one epoch, which is not older than the producer's.
+//  3. The head is not committed.
+//  4. The base offsets of committed batches rise, with room for those between.
+//  5. A marker is alone in its queue.
+type queue struct {
+	pid     int64
+	epoch   int16
+	start   uint8
+	count   uint8
+	next    int32
+	marker  *Marker // if what is in flight is a marker
+	batches [WindowSize]inFlightBatch
+}
+
+// slot maps position i, counted from the head, to its place in batches.
+func (q *queue) slot(i uint8) uint8 { return ringSlot(q.start, i) }
+
+// at returns batch i, counted from the head. It requires i < count, or i == count
+// for the place of the next one.
+func (q *queue) at(i uint8) *inFlightBatch { return &q.batches[q.slot(i)] }
+
+// batch returns a batch in flight as it was reserved.
+func (q *queue) batch(f *inFlightBatch) Batch {
+	return Batch{ProducerID: q.pid, Epoch: q.epoch, BaseSequence: f.span.first(), Count: f.span.count(), Transactional: f.transactional}
+}
+
+// find returns the position of the batch with a ticket.
+func (q *queue) find(ticket uint64) (uint8, bool) {
+	for i := range q.count {
+		if q.at(i).ticket == ticket {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+// copyOf returns the batch that covers exactly s, or nil.
+func (q *queue) copyOf(s span) *inFlightBatch {
+	for i := range q.count {
+		if f := q.at(i); f.span == s {
+			return f
+		}
+	}
+	return nil
+}
+
+// transactional reports whether a transactional batch is in flight.
+func (q *queue) transactional() bool {
+	for i := range q.count {
+		if q.at(i).transactional {
+			return true
+		}
+	}
+	return false
+}
+
+// obstacle returns what b must wait for: its own copy, the oldest batch if there
+// are too many, and otherwise the newest.
+func (q *queue) obstacle(b *Batch) *inFlightBatch {
+	if b.Epoch == q.epoch && q.marker == nil {
+		if f := q.copyOf(b.span()); f != nil {
+			return f
+		}
+		if q.count == WindowSize {
+			return q.at(0)
+		}
+	}
+	return q.at(q.count - 1)
+}
+
+// push adds a batch at the end. It requires count < WindowSize. It reuses a place
+// whose done is nil, so that no pointer is written.
+func (q *queue) push(s span) *inFlightBatch {
+	f := q.at(q.count)
+	f.span, f.committed = s, false
+	q.count++
+	q.next = nextSequence(s.last())
+	return f
+}
+
+// pop removes the head.
+func (q *queue) pop() {
+	q.at(0).end()
+	q.start, q.count = q.slot(1), q.count-1
+}
+
+// cut ends batch i and all behind it.
+func (q *queue) cut(i uint8) {
+	q.next = q.at(i).span.first()
+	for j := i; j < q.count; j++ {
+		q.at(j).end()
+	}
+	q.count = i
+}
+
+// roomFor reports whether batch i can lie at baseOffset: behind everything before
+// it, of which the first can lie at low and each uncommitted one takes at least its
+// count, and in front of what is behind it. It calculates without a sign, since
+// what is reserved may need more offsets than there are.
+func (q *queue) roomFor(i uint8, baseOffset, low int64) bool {
+	end := uint64(q.lowestFor(i, low))
+	count := int64(q.at(i).span.count())
+	return roomAt(baseOffset, count) && uint64(baseOffset) >= end && q.roomBehind(i, uint64(baseOffset)+uint64(count))
+}
+
+// lowestFor returns the lowest base offset that batch i can have.
+func (q *queue) lowestFor(i uint8, low int64) int64 {
+	end := uint64(low)
+	for j := range i {
+		f := q.at(j)
+		if f.committed {
+			end = uint64(f.baseOffset)
+		}
+		end += uint64(f.span.count())
+	}
+	return int64(end)
+}
+
+// roomBehind reports whether what is behind batch i can lie from end on.
+func (q *queue) roomBehind(i uint8, end uint64) bool {
+	for j := i + 1; j < q.count; j++ {
+		f := q.at(j)
+		if f.committed {
+			return uint64(f.baseOffset) >= end
+		}
+		end += uint64(f.span.count())
+	}
+	return true
+}
+
+// firstCommitted returns the offset of the first committed batch from batch i on,
+// or noOffset.
+func (q *queue) firstCommitted(i uint8) int64 {
+	for ; i < q.count; i++ {
+		if f := q.at(i); f.committed {
+			return f.baseOffset
+		}
+	}
+	return noOffset
+}
+
+// inFlightSet is everything in flight in one manager. A nil inFlightSet is empty.
+// A queue is reused and never given back: some 300 bytes for as many producers as
+// ever had something in flight at once.
+//
+// Invariants (audited in the tests):
+//  1. A queue is in free, or it belongs to exactly one producer: the one whose
+//     row has its number plus one, or, if that producer has no row, the one that
+//     newcomers has it for, or none if the batch names none.
+//  2. open counts what is in flight, and uncommitted adds up the offsets that the
+//     uncommitted ones will take.
+//  3. txnFloors has the floor of every transactional batch in flight.
+type inFlightSet struct {
+	queues      []queue
+	free        []uint32
+	newcomers   map[int64]uint32 // queues of producers without a row
+	tickets     uint64           // handed out so far
+	open        int
+	uncommitted int64
+	txnFloors   offsetQueue // by ticket
+
+	block []Reservation // of which the first used have been handed out
+	used  int
+
+	tail        tail
+	failedFirst failedFirst
+}
+
+// offsets returns how many offsets what is in flight will take.
+func (s *inFlightSet) offsets() int64 {
+	if s == nil {
+		return 0
+	}
+	return s.uncommitted
+}
+
+// empty reports whether nothing is in flight.
+func (s *inFlightSet) empty() bool { return s == nil || s.open == 0 }
+
+// queueOf returns the queue of a producer, or nil if nothing of it is in flight. p
+// is the producer, or nil if it is unknown.
+func (s *inFlightSet) queueOf(pid int64, p *producer) *queue {
+	if p != nil && p.queue == 0 {
+		return nil
+	}
+	if n, ok := s.numberOf(pid, p); ok {
+		return &s.queues[n]
+	}
+	return nil
+}
+
+// numberOf is queueOf for the number of the queue, and reports whether there is one.
+func (s *inFlightSet) numberOf(pid int64, p *producer) (uint32, bool) {
+	switch {
+	case s == nil || pid == NoProducerID:
+		return 0, false
+	case p != nil:
+		return p.queue - 1, p.queue != 0
+	}
+	n, ok := s.newcomers[pid]
+	return n, ok
+}
+
+// take returns an unused queue for a producer and epoch.
+func (s *inFlightSet) take(pid int64, epoch int16) uint32 {
+	n := uint32(len(s.queues))
+	if last := len(s.free) - 1; last >= 0 {
+		n, s.free = s.free[last], s.free[:last]
+	} else {
+		s.queues = append(s.queues, queue{})
+	}
+	q := &s.queues[n]
+	q.pid, q.epoch, q.start, q.marker = pid, epoch, 0, nil
+	return n
+}
+
+// add puts a batch at the end of a queue. The log ends at floor.
+func (s *inFlightSet) add(n uint32, sp span, floor int64, transactional bool) uint64 {
+	s.tickets++
+	f := s.queues[n].push(sp)
+	f.ticket, f.floor, f.transactional = s.tickets, floor, transactional
+	s.open++
+	s.uncommitted += int64(sp.count())
+	if transactional {
+		s.txnFloors.add(int64(f.ticket), floor)
+	}
+	return f.ticket
+}
+
+// commit notes that a batch is in the log.
+func (s *inFlightSet) commit(f *inFlightBatch, baseOffset int64) {
+	f.committed, f.baseOffset = true, baseOffset
+	s.uncommitted -= int64(f.span.count())
+}
+
+// left notes that a batch has left its queue.
+func (s *inFlightSet) left(f *inFlightBatch) {
+	s.open--
+	if !f.committed {
+		s.uncommitted -= int64(f.span.count())
+	}
+	if f.transactional {
+		s.txnFloors.remove(int64(f.ticket))
+	}
+}
+
+// cut ends batch i of a queue and all behind it. It returns the offset of the first
+// of them that is committed, or noOffset. The log ends at end.
+func (s *inFlightSet) cut(n uint32, i uint8, end int64) (gap int64) {
+	q := &s.queues[n]
+	gap = q.firstCommitted(i)
+	if gap != noOffset {
+		s.suspect(q, i+1, end)
+	}
+	for j := i; j < q.count; j++ {
+		s.left(q.at(j))
+	}
+	q.cut(i)
+	return gap
+}
+
+// suspect notes that batches i and later of a queue may be in the log, which ends at
+// end as far as is known.
+func (s *inFlightSet) suspect(q *queue, i uint8, end int64) {
+	for ; i < q.count; i++ {
+		f := q.at(i)
+		s.tail.add(f.lowest(), end, f.transactional)
+	}
+}
+
+// lowest returns the lowest offset at which the batch can lie.
+func (f *inFlightBatch) lowest() int64 {
+	if f.committed {
+		return f.baseOffset
+	}
+	return f.floor
+}
+
+// lowest returns the lowest offset at which something in flight can lie, or limit
+// if that is lower. It looks at every queue. The head of a queue has the lowest
+// floor, and what is committed behind it lies no lower.
+func (s *inFlightSet) lowest(limit int64) int64 {
+	for n := range s.queues {
+		if q := &s.queues[n]; q.count > 0 {
+			limit = min(limit, q.at(0).floor)
+		}
+	}
+	return limit
+}
+
+// byTicket returns the numbers of the queues in use, in the order in which their
+// heads were reserved. Their numbers depend on more than the calls since a restore.
+func (s *inFlightSet) byTicket() []uint32 {
+	var used []uint32
+	for n := range s.queues {
+		if s.queues[n].count > 0 {
+			used = append(used, uint32(n))
+		}
+	}
+	slices.SortFunc(used, func(a, b uint32) int {
+		return cmp.Compare(s.queues[a].at(0).ticket, s.queues[b].at(0).ticket)
+	})
+	return used
+}
+
+// counts returns how many batches each queue holds, for a view.
+func (s *inFlightSet) counts() queueCounts {
+	if s == nil {
+		return nil
+	}
+	counts := make(queueCounts, len(s.queues))
+	for n := range counts {
+		counts[n] = s.queues[n].count
+	}
+	return counts
+}
+
+// queueCounts is how many batches each queue held at one moment.
+type queueCounts []uint8
+
+// of returns how many batches of a producer were in flight.
+func (c queueCounts) of(p *producer) int {
+	if p.queue == 0 {
+		return 0
+	}
+	return int(c[p.queue-1])
+}
+
+// failedFirst remembers the first batch of unknown producers whose append failed.
+// If the policy accepts any first batch, the one behind it would otherwise pass for
+// the first, and the failed one would be lost silently: so it must come again
+// before any other of its epoch.
+//
+// It is bounded by failedFirstLimit: when it is full, all are forgotten.
+type failedFirst struct {
+	batches map[int64]firstBatch
+	since   instant // when it was last empty
+}
+
+type firstBatch struct {
+	epoch    int16
+	sequence int32
+}
+
+// failedFirstLimit is the most failed first batches remembered.
+const failedFirstLimit = 4096
+
+func (s *inFlightSet) failedFirstOf(pid int64) (firstBatch, bool) {
+	if s == nil {
+		return firstBatch{}, false
+	}
+	f, ok := s.failedFirst.batches[pid]
+	return f, ok
+}
+
+func (s *inFlightSet) addFailedFirst(pid int64, f firstBatch, now instant) {
+	o := &s.failedFirst
+	if len(o.batches) == 0 || len(o.batches) >= failedFirstLimit {
+		*o = failedFirst{batches: make(map[int64]firstBatch), since: now}
+	}
+	o.batches[pid] = f
+}
+
+func (s *inFlightSet) dropFailedFirst(pid int64) {
+	if s != nil {
+		delete(s.failedFirst.batches, pid)
+	}
+}
+
+// expireFailedFirst forgets the failed first batches if the oldest may be as old as
+// a forgotten producer.
+func (s *inFlightSet) expireFailedFirst(now instant, limit time.Duration) {
+	if s == nil {
+		return
+	}
+	since := &s.failedFirst.since
+	if since.ms == longAgo || now.before(*since) { // no call of Expire before, or the clock was wrong
+		*since = now
+	}
+	if !now.before(since.add(limit)) {
+		s.failedFirst = failedFirst{since: now}
+	}
+}

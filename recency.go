@@ -1,0 +1,260 @@
+package idempotence
+
+import (
+	"math"
+	"time"
+)
+
+// This file is recency: which producers were active when. Producers stand in a
+// list in the order of their last activity, so that forgetting takes from one end
+// and never searches.
+//
+// The time of an activity is not known when a batch is committed, since time
+// enters only as the argument of Expire. So a producer carries the number of a
+// tick, the interval between two calls of Expire, and the later call gives the
+// tick its time.
+
+// instant is a point in time. It holds every timestamp of a Kafka snapshot, which
+// a time.Duration since 1970 would not, and it has no pointer.
+type instant struct {
+	ms int64 // since 1970
+	ns int32 // within the millisecond, in 0..999999
+}
+
+const nsPerMilli = int64(time.Millisecond)
+
+// longAgo is the milliseconds of an instant before every one that Expire is given.
+const longAgo = math.MinInt64
+
+// instantOf returns the instant of t. Beyond 292 million years from 1970, where
+// milliseconds would wrap around, it returns the first or last instant.
+func instantOf(t time.Time) instant {
+	switch seconds := t.Unix(); {
+	case seconds >= math.MaxInt64/1000:
+		return instant{math.MaxInt64, int32(nsPerMilli - 1)}
+	case seconds <= math.MinInt64/1000:
+		return instant{ms: longAgo}
+	}
+	return instant{ms: t.UnixMilli(), ns: int32(int64(t.Nanosecond()) % nsPerMilli)}
+}
+
+func (i instant) time() time.Time {
+	return time.UnixMilli(i.ms).Add(time.Duration(i.ns)).UTC()
+}
+
+func (i instant) before(j instant) bool {
+	return i.ms < j.ms || i.ms == j.ms && i.ns < j.ns
+}
+
+// add returns the instant d later, or the last one there is. It requires d >= 0.
+func (i instant) add(d time.Duration) instant {
+	ns := int64(i.ns) + int64(d)%nsPerMilli
+	ms := int64(d)/nsPerMilli + ns/nsPerMilli
+	if i.ms > math.MaxInt64-ms {
+		return instant{math.MaxInt64, int32(nsPerMilli - 1)}
+	}
+	return instant{i.ms + ms, int32(ns % nsPerMilli)}
+}
+
+// tick is an interval between two calls of Expire: the time of the later call and
+// how many producers were last active in it. The fields of an instant are spelled
+// out to keep it in two words.
+type tick struct {
+	ms        int64
+	ns        int32
+	producers uint32
+}
+
+func (k *tick) at() instant   { return instant{k.ms, k.ns} }
+func (k *tick) set(i instant) { k.ms, k.ns = i.ms, i.ns }
+
+// link is a row in a list plus one, so that zero means none.
+type link uint32
+
+func linkTo(row uint32) link { return link(row + 1) }
+func (l link) row() uint32   { return uint32(l) - 1 }
+
+// list is a doubly linked list of rows. The links are in the producers.
+type list struct {
+	oldest, newest link
+}
+
+// recency orders the producers by their last activity.
+//
+// Invariants (audited in the tests):
+//  1. Every producer is in pinned if its pinned field is set, and in idle
+//     otherwise.
+//  2. Each list is in the order of the ticks' times, with the current tick last.
+//     If a cap is set, it is in the order of activity within a tick too.
+//  3. pinned holds every producer with an open transaction. Everything else in
+//     it has a batch or a marker in flight.
+//  4. ticks[i].producers counts the producers with tick i. The unused ticks other
+//     than the current one are zero, and free holds exactly those.
+type recency struct {
+	idle    list   // may be forgotten, but for those with something in flight
+	pinned  list   // must not be forgotten now
+	ticks   []tick // by number
+	free    []uint32
+	current uint32  // the tick since the last Expire
+	now     instant // of the last Expire, or that of longAgo
+	ahead   bool    // a tick may have a later time than now
+}
+
+// startTick gives the current tick its time and starts a new one.
+func (r *recency) startTick(now instant) {
+	if r.now.before(now) {
+		r.now = now
+	}
+	if r.ahead {
+		r.ahead = false
+		r.pullBack(func(k *tick) bool { return r.now.before(k.at()) })
+	}
+	if len(r.ticks) == 0 || r.ticks[r.current].producers == 0 {
+		return
+	}
+	r.ticks[r.current].set(r.now)
+	r.current = r.newTick()
+}
+
+// pullBack gives the ticks that when reports the time of the last Expire.
+func (r *recency) pullBack(when func(*tick) bool) {
+	for i := range r.ticks {
+		if k := &r.ticks[i]; k.producers > 0 && uint32(i) != r.current && when(k) {
+			k.set(r.now)
+		}
+	}
+}
+
+// setBack sets the clock to an earlier time, at which every producer is active.
+func (r *recency) setBack(now instant) {
+	r.now = now
+	r.pullBack(func(*tick) bool { return true })
+}
+
+// newTick returns an unused tick.
+func (r *recency) newTick() uint32 {
+	if n := len(r.free); n > 0 {
+		i := r.free[n-1]
+		r.free = r.free[:n-1]
+		return i
+	}
+	r.ticks = append(r.ticks, tick{})
+	return uint32(len(r.ticks) - 1)
+}
+
+// give gives a producer the current tick.
+func (r *recency) give(p *producer) {
+	p.tick = r.current
+	r.ticks[r.current].producers++
+}
+
+// take takes its tick from a producer.
+func (r *recency) take(p *producer) {
+	k := &r.ticks[p.tick]
+	if k.producers--; k.producers == 0 && p.tick != r.current {
+		*k = tick{}
+		r.free = append(r.free, p.tick)
+	}
+}
+
+// listOf returns the list that a producer is in.
+func (r *recency) listOf(p *producer) *list {
+	if p.pinned {
+		return &r.pinned
+	}
+	return &r.idle
+}
+
+// isFresh reports whether touch would change nothing. The order within a tick
+// matters only to a cap.
+func (s *state) isFresh(p *producer, row uint32) bool {
+	return p.tick == s.recency.current && (s.cfg.MaxProducers <= 0 || s.recency.listOf(p).newest == linkTo(row))
+}
+
+// touch makes the producer in a row, which is p, the most recently active one. It
+// requires p for writing.
+func (s *state) touch(p *producer, row uint32) {
+	if p.pinned == p.inTransaction() && s.isFresh(p, row) {
+		return
+	}
+	s.recency.take(p)
+	s.recency.give(p)
+	s.unlink(p, row)
+	p.pinned = p.inTransaction()
+	s.push(p, row)
+}
+
+// pushActive adds a new producer as the most recently active one.
+func (s *state) pushActive(p *producer, row uint32) {
+	if len(s.recency.ticks) == 0 {
+		s.recency.newTick()
+	}
+	s.recency.give(p)
+	s.push(p, row)
+}
+
+// pin moves a producer out of the way of those that may be forgotten. It requires p
+// for writing.
+func (s *state) pin(p *producer, row uint32) {
+	s.unlink(p, row)
+	p.pinned = true
+	s.push(p, row)
+}
+
+// unpin moves the producers that are no longer busy back, as active now, in the
+// order of their last activity.
+func (s *state) unpin() {
+	for at := s.recency.pinned.oldest; at != 0; {
+		row := at.row()
+		at = s.table.at(row).newer
+		if !s.table.at(row).busy() {
+			s.touch(s.table.own(row), row)
+		}
+	}
+}
+
+// push adds a row that is in no list to the newest end of its own.
+func (s *state) push(p *producer, row uint32) {
+	l := s.recency.listOf(p)
+	p.older, p.newer = l.newest, 0
+	if l.newest != 0 {
+		s.table.own(l.newest.row()).newer = linkTo(row)
+	} else {
+		l.oldest = linkTo(row)
+	}
+	l.newest = linkTo(row)
+}
+
+// unlink takes a row out of its list.
+func (s *state) unlink(p *producer, row uint32) {
+	s.relink(p, p.newer, p.older)
+	p.older, p.newer = 0, 0
+}
+
+// relink makes the older neighbour of p point to newer, and its newer neighbour to
+// older: each other, to take p out, or a place that p is about to move to.
+func (s *state) relink(p *producer, newer, older link) {
+	l := s.recency.listOf(p)
+	if p.older != 0 {
+		s.table.own(p.older.row()).newer = newer
+	} else {
+		l.oldest = newer
+	}
+	if p.newer != 0 {
+		s.table.own(p.newer.row()).older = older
+	} else {
+		l.newest = older
+	}
+}
+
+// remove takes the producer in a row out of its list and out of the table, where
+// the last row moves into its place.
+func (s *state) remove(row uint32) {
+	p := s.table.own(row)
+	s.recency.take(p)
+	s.unlink(p, row)
+	if last := s.table.rows - 1; row != last {
+		s.relink(s.table.at(last), linkTo(row), linkTo(row))
+	}
+	s.table.remove(row)
+}

@@ -1,0 +1,94 @@
+package idempotence
+
+// This file is the tail: what the log may hold unknown to the manager. A batch
+// whose append was in flight when it was abandoned may be in the log or get there.
+// Until a replay has met it, or the log was cut, a snapshot must end below it and
+// Truncate cannot be exact.
+
+// tail is the part of the log, from one offset on, that may hold unknown batches.
+//
+// Invariant (audited in the tests): if unknown, from >= 0, and txnFrom is noOffset or
+// at least from.
+type tail struct {
+	unknown   bool  // there is such a part; otherwise the rest is meaningless
+	from      int64 // the lowest offset at which an unknown batch can lie
+	txnFrom   int64 // the same for a transactional one, or noOffset
+	end       int64 // the end offset when the last batch was abandoned
+	following bool  // a replay goes on that began at or below from
+}
+
+// add notes that an abandoned batch may lie at floor or above. The end offset is
+// end.
+func (t *tail) add(floor, end int64, transactional bool) {
+	if !t.unknown {
+		*t = tail{unknown: true, from: floor, txnFrom: noOffset}
+	}
+	t.from = min(t.from, floor)
+	t.end, t.following = end, false
+	if transactional && (t.txnFrom == noOffset || floor < t.txnFrom) {
+		t.txnFrom = floor
+	}
+}
+
+// replayed notes that the log has been told from base to end. What lies between the
+// entries of a replay is not in the log, since a replay goes in the order of the
+// log. The end offset is logEnd.
+func (t *tail) replayed(base, end, logEnd int64) {
+	if !t.unknown || base > t.from && !t.following {
+		return
+	}
+	t.following = true
+	t.cover(end, logEnd)
+}
+
+// cover notes that everything below end has been told, and that nothing unknown
+// lies at logEnd or above.
+func (t *tail) cover(end, logEnd int64) {
+	t.from = max(t.from, end)
+	if t.txnFrom != noOffset {
+		t.txnFrom = max(t.txnFrom, end)
+	}
+	t.unknown = t.unknown && (t.from < logEnd || end < logEnd)
+}
+
+// truncate notes that the log was cut to end at to.
+func (t *tail) truncate(to int64) {
+	t.unknown = t.unknown && t.from < to
+}
+
+// ReplayedTo tells the manager that everything that the log holds below endOffset
+// has been told, by replay or otherwise, even if that was nothing or only records
+// that carry no producer id. Call it after AbandonReservations once the log has
+// settled and has been replayed. Snapshots end at the log's end again then, and
+// Truncate is exact again.
+//
+// An endOffset above EndOffset is an Advance too. ReplayLog does this itself for a
+// log that begins low enough and ends cleanly. Safe for concurrent use.
+func (m *ProducerStateManager) ReplayedTo(endOffset int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.advance(endOffset)
+	if m.inFlight != nil {
+		m.inFlight.tail.cover(endOffset, m.inFlight.tail.end)
+	}
+}
+
+// replayed is tail.replayed for the manager's log.
+func (s *state) replayed(base, end int64) {
+	if s.inFlight != nil {
+		s.inFlight.tail.replayed(base, end, s.endOffset)
+	}
+}
+
+// snapshotEnd returns the offset from which on the log may hold batches that the
+// state does not know: the end offset, unless something is in flight or unknown.
+func (s *state) snapshotEnd() int64 {
+	if s.inFlight == nil {
+		return s.endOffset
+	}
+	end := s.inFlight.lowest(s.endOffset)
+	if t := &s.inFlight.tail; t.unknown {
+		end = min(end, t.from)
+	}
+	return end
+}
