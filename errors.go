@@ -184,15 +184,19 @@ var (
 
 // Returned by [ProducerStateManager.ReplayLog] and [VerifyLog], in a [*LogError].
 var (
-	// ErrTornTail: the log ends in an append that a crash has cut off. The broker
-	// cuts the segment off after [ReplayResult].Bytes and goes on. Only the newest
-	// segment of a log can be torn; in an older one this is damage too. What
-	// counts as torn is at the top of segment.go.
+	// ErrTornTail: the log ends in what a crash or a power cut leaves of an append:
+	// a batch that is cut short, zeros, or one batch with a wrong checksum. Nothing
+	// intact is behind it. The broker cuts the segment off after
+	// [ReplayResult].Bytes and goes on. Only the newest segment of a log can be torn;
+	// in an older one this is damage too.
 	ErrTornTail error = &reason{text: "torn tail of log", code: codeKafkaStorageError}
 
 	// ErrCorruptLog: the log is damaged, and good batches may follow. Cutting the
 	// segment off may lose acknowledged records, so a broker does not do it by
 	// itself: it fetches the rest from a replica, or leaves the partition offline.
+	// A power cut leaves this too if several appends were not synced and a later one
+	// of them is intact. A broker that knows that everything behind
+	// [ReplayResult].Bytes was neither synced nor acknowledged may cut there.
 	ErrCorruptLog error = &reason{text: "corrupt log", code: codeKafkaStorageError}
 )
 

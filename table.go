@@ -5,44 +5,43 @@ import (
 	"slices"
 )
 
-// This file is the table: the memory in which producers live. It knows where a
-// producer is, not what its fields mean.
+// This file is the table: the memory of the producers. It knows where a producer is,
+// and not what its fields mean.
 //
-// Producers are rows in pages of pageRows. Rows are dense: removing one moves
-// the last row into its place, so that memory follows the number of producers
-// both ways. A page has no pointer in it, so the garbage collector sees one
-// object for pageRows producers and never looks inside.
+// Producers are rows in pages of pageRows. Rows are dense: removing one moves the last
+// row into its place, so memory follows the number of producers up and down. A page
+// has no pointers, so to the garbage collector pageRows producers are one object that
+// it does not scan.
 //
-// Pages are also what makes a copy of everything cheap: freeze shares them all
-// with the copy, and edit replaces a shared page by its own before a row in it
-// changes. So nobody ever waits for a copy of more than one page.
+// Pages make a copy of the table cheap. freeze shares all pages with the copy, and a
+// shared page is replaced by a copy before a row in it changes. So an operation copies
+// at most the pages that it writes to.
 
-// pageRows is how many producers a page holds. A page of full rows is 8 KiB, an
-// exact size class of the allocator.
+// pageRows is the number of producers in a page. A full page takes 8 KiB, an exact size
+// class of the allocator.
 const (
 	pageShift = 6
 	pageRows  = 1 << pageShift
 )
 
-// table holds the producers of one manager. A pointer that it hands out is good
-// until the next edit, insert or remove, and one from find is for reading only.
+// table holds the producers of one manager. A pointer that it returns is valid until
+// the next edit, insert, remove or freeze. One from find is for reading only.
 //
 // Invariants (audited in the tests):
-//  1. Rows 0..rows-1 are in use, each with an id of its own.
+//  1. Rows 0..rows-1 are in use, and no two have the same id.
 //  2. Every page but the last is full, and no page is empty.
 //  3. The index holds exactly one entry for each row.
 type table struct {
 	pages []page
 	rows  uint32
-	// last is the producer found last, in row lastRow; nil where there is none
-	// or where it may have moved. The loop that every embedder writes asks for
-	// the same producer twice, in Check and in Commit, and last makes the
-	// second look-up a comparison.
+	// last is the producer found last, in row lastRow; nil if there is none or it
+	// may have moved. Check and Commit look for the same producer, and last makes
+	// the second look-up a comparison.
 	last    *producer
 	lastRow uint32
 	index   index
-	// era counts the freezes so far. A page of an earlier one is shared with a
-	// copy and must not be written to.
+	// era counts the freezes. A page of an earlier era is shared with a copy and must
+	// not be written to.
 	era uint64
 }
 
@@ -60,7 +59,7 @@ func (t *table) at(row uint32) *producer {
 	return &t.pages[row>>pageShift].producers[row%pageRows]
 }
 
-// find returns the producer with an id and its row, or nil.
+// find returns the producer with an id and its row, or nil if there is none.
 func (t *table) find(pid int64) (*producer, uint32) {
 	if p := t.last; p != nil && p.id == pid {
 		return p, t.lastRow
@@ -68,7 +67,7 @@ func (t *table) find(pid int64) (*producer, uint32) {
 	return t.probe(pid)
 }
 
-// probe is find by way of the index.
+// probe is find by the index.
 func (t *table) probe(pid int64) (*producer, uint32) {
 	if t.rows == 0 {
 		return nil, 0
@@ -115,13 +114,13 @@ func (t *table) edit(pid int64) (*producer, uint32) {
 	return p, row
 }
 
-// own returns the producer in a row for writing.
+// own returns the producer in a row, for writing.
 func (t *table) own(row uint32) *producer {
 	p := t.ownPage(row >> pageShift)
 	return &p.producers[row%pageRows]
 }
 
-// ownPage makes sure that page i is not shared.
+// ownPage returns page i, for writing: it copies the page if it is shared.
 func (t *table) ownPage(i uint32) *page {
 	p := &t.pages[i]
 	if p.era != t.era {
@@ -139,7 +138,7 @@ func (t *table) ownPage(i uint32) *page {
 // for the id, and its row.
 func (t *table) insert(pid int64) (*producer, uint32) {
 	if t.index.seed[1] == 0 {
-		t.index = newIndex() // of a manager that was not made with New: without a seed all ids collide
+		t.index = newIndex() // the manager was not created with New; without a seed all ids collide
 	}
 	row := t.rows
 	if row%pageRows == 0 {
@@ -258,8 +257,8 @@ func (t *table) enter(hash uint64, row uint32) bool {
 	}
 }
 
-// newPage makes the page for a row. The first one starts empty and grows, since
-// most partitions know few producers and a broker has thousands of partitions.
+// newPage returns an empty page for a row. The first page grows with its rows, since
+// a broker has thousands of partitions and most of them know few producers.
 func (t *table) newPage(row uint32) page {
 	if row == 0 {
 		return page{era: t.era}
@@ -267,7 +266,7 @@ func (t *table) newPage(row uint32) page {
 	return page{producers: make([]producer, 0, pageRows), era: t.era}
 }
 
-// remove takes a row out and moves the last row into its place.
+// remove removes a row and moves the last row into its place.
 func (t *table) remove(row uint32) {
 	t.last = nil
 	last := t.rows - 1
@@ -279,6 +278,7 @@ func (t *table) remove(row uint32) {
 	t.dropLast()
 }
 
+// dropLast removes the last row, which the index no longer holds.
 func (t *table) dropLast() {
 	t.rows--
 	end := uint32(len(t.pages) - 1)
@@ -292,14 +292,14 @@ func (t *table) dropLast() {
 	}
 }
 
-// frozen is a copy of a table's rows at one moment. Nothing ever changes in it,
-// so it needs no lock.
+// frozen is a copy of the rows of a table at one moment. It never changes, so it needs
+// no lock.
 type frozen struct {
 	pages []page
 	rows  uint32
 }
 
-// freeze copies the table: one slice of page headers, and no row.
+// freeze returns a copy of the table. It copies the slice of pages and no row.
 func (t *table) freeze() frozen {
 	t.era++
 	t.last = nil

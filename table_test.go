@@ -14,10 +14,10 @@ import (
 	"pgregory.net/rapid"
 )
 
-// This file is the table and its index against a built-in map. What a row says
-// is its epoch here: any other field would do.
+// This file holds the table and its index against a built-in map. The epoch of a row
+// stands for all its fields.
 
-// tableRig is a table, the map that it should be, and copies taken on the way.
+// tableRig is a table, the map that it must equal, and copies taken meanwhile.
 type tableRig struct {
 	t      rapid.TB
 	table  table
@@ -25,7 +25,7 @@ type tableRig struct {
 	copies []tableCopy
 }
 
-// tableCopy is a frozen table and what it must go on saying.
+// tableCopy is a frozen table and the map that it must go on to equal.
 type tableCopy struct {
 	frozen frozen
 	want   map[int64]int16
@@ -35,7 +35,7 @@ func newTableRig(t rapid.TB) *tableRig {
 	return &tableRig{t: t, table: newTable(), want: map[int64]int16{}}
 }
 
-// put writes an epoch to a producer's row, which it makes if there is none.
+// put writes an epoch to a producer's row, and inserts the row if there is none.
 func (r *tableRig) put(pid int64, epoch int16) {
 	p, _ := r.table.find(pid)
 	if _, known := r.want[pid]; known != (p != nil) {
@@ -63,8 +63,7 @@ func (r *tableRig) freeze() {
 	r.copies = append(r.copies, tableCopy{r.table.freeze(), maps.Clone(r.want)})
 }
 
-// verify holds the table against the map, and every copy against the map of its
-// moment.
+// verify compares the table with the map, and every copy with the map of its moment.
 func (r *tableRig) verify() {
 	r.t.Helper()
 	if err := auditTable(&r.table); err != nil {
@@ -94,8 +93,8 @@ func (r *tableRig) verify() {
 	}
 }
 
-// TestTableAgainstMap: whatever is inserted, written, removed and frozen, in
-// whatever order, the table has what a map has, and no copy ever changes.
+// TestTableAgainstMap: after any inserts, writes, removals and freezes, the table
+// holds what a map holds, and no copy has changed.
 func TestTableAgainstMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := newTableRig(t)
@@ -128,8 +127,8 @@ func TestTableAgainstMap(t *testing.T) {
 	})
 }
 
-// TestTableGrowsAndShrinks: up to tens of thousands of producers and down to
-// none, the index splits and joins soundly, and what was taken is given back.
+// TestTableGrowsAndShrinks: up to tens of thousands of producers and down to none,
+// the index splits and joins its buckets soundly, and gives its memory back.
 func TestTableGrowsAndShrinks(t *testing.T) {
 	const n = 40_000
 	for name, pid := range map[string]func(int) int64{
@@ -187,23 +186,23 @@ func (r *tableRig) size() (slots, directory int) {
 	return slots, len(r.table.index.dir)
 }
 
-// TestTableToAndFro: a number of producers that goes to and fro about the mark at
+// TestTableToAndFro: a number of producers that rises and falls about the mark at
 // which a bucket is split does not split and join it at every step.
 func TestTableToAndFro(t *testing.T) {
-	const tick = maxGroups * (groupSlots - 1)
+	const mark = maxGroups * (groupSlots - 1)
 	r := newTableRig(t)
-	for i := range int64(tick + 10) {
+	for i := range int64(mark + 10) {
 		r.put(i, 1)
 	}
 	before := slices.Clone(r.table.index.dir)
 	if len(before) < 2 {
-		t.Fatalf("%d producers make no split", tick+10)
+		t.Fatalf("%d producers make no split", mark+10)
 	}
 	for range 20 {
-		for i := int64(tick - 10); i < tick+10; i++ {
+		for i := int64(mark - 10); i < mark+10; i++ {
 			r.remove(i)
 		}
-		for i := int64(tick - 10); i < tick+10; i++ {
+		for i := int64(mark - 10); i < mark+10; i++ {
 			r.put(i, 1)
 		}
 		r.verify()
@@ -213,55 +212,8 @@ func TestTableToAndFro(t *testing.T) {
 	}
 }
 
-// TestIndexSeed: two tables hash the same ids differently, so nobody can choose
-// ids that all fall into one bucket.
-func TestIndexSeed(t *testing.T) {
-	a, b := newIndex(), newIndex()
-	same := 0
-	for pid := range int64(64) {
-		if a.hash(pid) == b.hash(pid) {
-			same++
-		}
-	}
-	if same > 1 {
-		t.Errorf("%d of 64 hashes are the same in two tables", same)
-	}
-}
-
-// TestGroup: the word tricks of a group against a plain loop over its bytes.
-// matches may name a slot too many but never miss one; the lowest free slot is
-// always right.
-func TestGroup(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		var g group
-		tags := rapid.SliceOfN(rapid.SampledFrom([]uint8{0, 1, 3, 127, 129, 255}), groupSlots, groupSlots).Draw(t, "tags")
-		for i, tag := range tags {
-			g.set(i, tag, uint32(i))
-		}
-		for i, tag := range tags {
-			if g.tag(i) != tag || g.rows[i] != uint32(i) {
-				t.Fatalf("slot %d has tag %d, row %d, want tag %d", i, g.tag(i), g.rows[i], tag)
-			}
-		}
-		if want := slices.Index(tags, 0); want < 0 && g.free() != 0 || want >= 0 && lowest(g.free()) != want {
-			t.Fatalf("free slot of %v: marks %x, want %d", tags, g.free(), want)
-		}
-		for _, asked := range []uint8{1, 3, 127, 129, 255} {
-			found := map[int]bool{}
-			for ticks := g.matches(asked); ticks != 0; ticks &= ticks - 1 {
-				found[lowest(ticks)] = true
-			}
-			for i, tag := range tags {
-				if tag == asked && !found[i] {
-					t.Fatalf("tag %d in slot %d of %v is missed: %v", asked, i, tags, found)
-				}
-			}
-		}
-	})
-}
-
-// TestManyManagers: an empty manager takes less than 512 bytes, and what the
-// first producers add is in proportion.
+// TestManyManagers: an empty manager takes less than 512 bytes, and the first
+// producers add in proportion.
 func TestManyManagers(t *testing.T) {
 	const n = 2000
 	for _, tt := range []struct{ producers, most int }{{0, 512}, {1, 1024}, {8, 4096}} {
@@ -303,10 +255,10 @@ func TestFiller_NoFalseTwin(t *testing.T) {
 	}
 }
 
-// TestRowsAreForNobodyToFollow: a row is two cache lines and has no pointer in
-// it, and neither has a group of the index, so that a million producers are a
-// few thousand objects to the garbage collector, of which it looks into none.
-func TestRowsAreForNobodyToFollow(t *testing.T) {
+// TestRowHasNoPointer: a row is two cache lines and has no pointer, and neither has a
+// group of the index, so to the garbage collector a million producers are some
+// thousands of objects that it does not scan.
+func TestRowHasNoPointer(t *testing.T) {
 	if size := reflect.TypeFor[producer]().Size(); size != 128 {
 		t.Errorf("a row takes %d bytes, want 128", size)
 	}
@@ -341,7 +293,7 @@ func pointerIn(typ reflect.Type) string {
 }
 
 // TestMemoryPerProducer: a producer with a full window takes at most 160 bytes,
-// everything included. (BenchmarkMemory has the figure for a million.)
+// everything included. (BenchmarkMemory measures a million.)
 func TestMemoryPerProducer(t *testing.T) {
 	const many, most = 100_000, 160
 	before := heapNow()

@@ -1,58 +1,56 @@
 package idempotence
 
-// This file is the window: what is remembered of the batches of one producer.
-// It is a plain value with no lock and no errors, and it knows nothing of
-// producer ids or epochs: the manager clears it when the epoch changes.
+// This file is the window: the remembered batches of one producer. It is a plain
+// value without a lock and without errors, and it knows neither producer ids nor
+// epochs: a new epoch clears it.
 
-// WindowSize is how many accepted batches of each producer are remembered. A
-// retry of any of them is recognised. It is five because a Java client has at
-// most five requests in flight to a partition when idempotence is on
-// (max.in.flight.requests.per.connection, KAFKA-5494), and Kafka's
-// ProducerStateEntry keeps as many.
+// WindowSize is the number of accepted batches remembered of each producer. A retry
+// of any of them is recognised. It is five because an idempotent Java client has at
+// most five requests in flight to a partition
+// (max.in.flight.requests.per.connection, KAFKA-5494). Kafka's ProducerStateEntry
+// keeps as many.
 const WindowSize = 5
 
 // BatchMetadata is one remembered batch.
 type BatchMetadata struct {
-	// FirstSequence and LastSequence are the sequences of the batch's first
-	// and last record, each in 0..2147483647. LastSequence is the smaller of
-	// the two where the batch spans the wrap.
+	// FirstSequence and LastSequence are the sequences of the first and the last
+	// record, each in 0..2147483647. LastSequence is the smaller one if the batch
+	// spans the wrap.
 	FirstSequence, LastSequence int32
-	// BaseOffset is the offset the log gave to the batch's first record.
+	// BaseOffset is the offset of the first record in the log.
 	BaseOffset int64
 }
 
-// window is a ring of the newest batches of one epoch of one producer, and the
-// sequence that comes next. The zero window is empty and starts at 0.
+// window holds the newest batches of one epoch of one producer in a ring, and the
+// sequence that comes next. The zero window is empty and its next sequence is 0.
 //
-// Invariants, which interior code may rely on (audited in the tests):
+// A slice that shifts would move four entries for every new one. A ring moves none,
+// and unlike a slice it has no pointer for the garbage collector to follow.
+//
+// Invariants (audited in the tests):
 //  1. 0 <= start < WindowSize and 0 <= count <= WindowSize.
 //  2. The entries in use are ring[(start+i)%WindowSize] for 0 <= i < count,
 //     oldest first; every other entry is zero.
 //  3. Base offsets rise strictly from oldest to newest.
-//  4. next is one after the newest last sequence, and 0 where count is 0.
-//  5. Unless wide, each first sequence is one after the last one before it, and
-//     no batch covers more than narrow sequences.
-//
-// A ring and not a slice that shifts: the entry to overwrite is known without
-// moving the other four, and the value has no pointer in it, so a million of
-// them are nothing to the garbage collector.
+//  4. next is one after the newest last sequence, and 0 if count is 0.
+//  5. Unless mayRepeat, each first sequence is one after the last sequence before it,
+//     and no batch covers more than maxPlainCount sequences.
 type window struct {
 	next  int32
 	start uint8
 	count uint8
-	// wide is set once a batch left a gap behind the one before it (only the
-	// log may do that) or covered more than narrow sequences. Without it, the
-	// whole window spans less than the sequence space, so nothing remembered
-	// starts at next, and a batch that does need not be searched for. It only
-	// saves that search; find is right in any case.
+	// mayRepeat is set once a batch did not follow the one before it, as only a
+	// replay may give it, or covered more than maxPlainCount sequences. While it is
+	// not set, the window spans less than all sequences, so no remembered batch
+	// starts at next, and follows needs no search.
 	mayRepeat bool
-	// rolled is set once the window has dropped a batch, or may lack one that
-	// the log has.
+	// evicted is set once the window has dropped a batch, or may lack one that the
+	// log has.
 	evicted bool
 	ring    [WindowSize]entry
 }
 
-// entry is a remembered batch as the ring holds it.
+// entry is a remembered batch in the ring.
 type entry struct {
 	span       span
 	baseOffset int64
@@ -61,18 +59,18 @@ type entry struct {
 // end returns one past the last offset of the batch.
 func (e *entry) end() int64 { return e.baseOffset + int64(e.span.count()) }
 
-// narrow is the most sequences a batch may cover in a window that is not wide:
-// WindowSize of them and one more stay below the modulus.
+// maxPlainCount is the most sequences that a batch covers unless mayRepeat is set:
+// WindowSize such batches and one more do not reach the modulus.
 const maxPlainCount = sequenceMask / (WindowSize + 1)
 
-// follows reports whether a batch that starts at first is the next one and
-// certainly not a remembered one.
+// follows reports whether a batch that starts at first is the next one and cannot be
+// a remembered one.
 func (w *window) follows(first int32) bool {
 	return first == w.next && !w.mayRepeat
 }
 
-// ringSlot maps position i, counted from the oldest, to its place in a ring of
-// WindowSize that begins at start. It requires i <= WindowSize.
+// ringSlot returns the slot of the i-th oldest entry of a ring of WindowSize that
+// begins at start. It requires i <= WindowSize.
 func ringSlot(start, i uint8) uint8 {
 	s := uint(start) + uint(i)
 	t := s - WindowSize
@@ -84,18 +82,18 @@ func ringSlot(start, i uint8) uint8 {
 
 func (w *window) slot(i uint8) uint8 { return ringSlot(w.start, i) }
 
-// newest returns the batch pushed last. It requires count > 0.
+// newest returns the newest batch. It requires count > 0.
 func (w *window) newest() *entry {
 	return &w.ring[w.slot(w.count-1)]
 }
 
-// find returns the remembered batch that covers exactly s, or nil. An overlap,
-// a split or a merger is not the same batch: those records are stored in
-// another grouping, and no single offset answers for them.
+// find returns the remembered batch that covers exactly s, or nil. An overlapping,
+// split or merged batch is another one: its records are stored in other batches, and
+// no single offset answers for them.
 //
-// It compares all five whichever matches, without a branch for each: where in
-// the ring a retry finds its first copy cannot be predicted, and a wrong guess
-// of the processor costs more than the five comparisons.
+// It always compares all five and does not branch on each: the slot that matches a
+// retry is unpredictable, and one mispredicted branch costs more than five
+// comparisons.
 func (w *window) find(s span) *entry {
 	if w.mayRepeat {
 		return w.findOldest(s)
@@ -123,9 +121,8 @@ func (w *window) find(s span) *entry {
 	return &r[i]
 }
 
-// findOldest is find for a window that may hold a range twice, as a log may. A
-// retry is answered with the first copy, as Kafka does
-// (ProducerStateEntry.findDuplicateBatch).
+// findOldest is find for a window that may hold a range twice, as a log may. It
+// returns the first copy. (So does Kafka's ProducerStateEntry.findDuplicateBatch.)
 func (w *window) findOldest(s span) *entry {
 	for i := range w.count {
 		if e := &w.ring[w.slot(i)]; e.span == s {
@@ -135,8 +132,8 @@ func (w *window) findOldest(s span) *entry {
 	return nil
 }
 
-// push remembers a batch as the newest, in place of the oldest where the window
-// is full. It requires baseOffset to be above the newest one's.
+// push adds a batch as the newest, and drops the oldest if the window is full. It
+// requires a baseOffset above that of the newest one.
 func (w *window) push(s span, baseOffset int64) {
 	w.noteRepeat(s)
 	w.ring[w.slot(w.count)] = entry{s, baseOffset}
@@ -149,15 +146,15 @@ func (w *window) push(s span, baseOffset int64) {
 	w.evicted = true
 }
 
-// widen makes the window wide if a batch that is about to be pushed does so.
+// noteRepeat sets mayRepeat if the batch to be pushed next calls for it.
 func (w *window) noteRepeat(s span) {
 	if s.count() > maxPlainCount || (s.first() != w.next && w.count > 0) {
 		w.mayRepeat = true
 	}
 }
 
-// refill is push for a window that was just made and is not full: the oldest
-// batch is the first of the ring.
+// refill is push for a window that is not full and whose oldest batch is in slot 0, as
+// in one just made.
 func (w *window) refill(s span, baseOffset int64) {
 	w.noteRepeat(s)
 	w.ring[w.count] = entry{s, baseOffset}
@@ -165,8 +162,8 @@ func (w *window) refill(s span, baseOffset int64) {
 	w.count++
 }
 
-// pop forgets the newest batch. It requires count > 0. What comes next is then
-// what came after the batch before, or 0.
+// pop removes the newest batch. It requires count > 0. The next sequence is then that
+// after the batch before, or 0.
 func (w *window) pop() {
 	*w.newest() = entry{}
 	w.count--
@@ -176,7 +173,7 @@ func (w *window) pop() {
 	}
 }
 
-// clear forgets every batch.
+// clear removes every batch.
 func (w *window) clear() {
 	*w = window{}
 }
