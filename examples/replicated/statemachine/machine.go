@@ -58,7 +58,7 @@ type state struct {
 	uses atomic.Int32 // by the machine and by snapshots; at 0 the directory is removed
 
 	applied        uint64 // the raft index applied last
-	clock          int64  // the latest time of an expire command, or 0
+	clock          int64  // the time of the last expire command, or 0
 	nextProducerID int64
 	topics         []*Topic // in the order of their creation
 	byName         map[string]*Topic
@@ -215,17 +215,16 @@ func (s *state) appendBatch(number uint32, records []byte, index uint64) Answer 
 // judge judges a batch and, if it is to be appended, records it at the end of
 // the log. In the wrong modes it is always appended.
 func (p *Partition) judge(b idempotence.Batch) (idempotence.Result, error) {
-	if p.deduplication != WhenApplied {
-		if p.deduplication == Never || p.producers.CommitBatch(b, p.end) != nil {
+	switch p.deduplication {
+	case Never:
+		b = idempotence.Batch{ProducerID: idempotence.NoProducerID, Count: b.Count}
+	case WhenProposed:
+		if p.producers.CommitBatch(b, p.end) != nil {
 			p.producers.Advance(p.end + int64(b.Count))
 		}
 		return idempotence.Result{Verdict: idempotence.Append}, nil
 	}
-	result, err := p.producers.CheckBatch(b)
-	if err != nil || result.Verdict == idempotence.Duplicate {
-		return result, err
-	}
-	return result, p.producers.CommitBatch(b, p.end)
+	return p.producers.Apply(b, p.end)
 }
 
 // parseBatch reads the header of the one record batch in p.
@@ -267,16 +266,16 @@ func (p *Partition) write() error {
 	return err
 }
 
-// expire has every partition forget the producers that were idle for too long.
-// A time before that of an earlier command is no error: replicas disagree about
-// the time, and take turns to lead.
+// expire has every partition forget the producers that were idle for too long. A
+// time before that of an earlier command is the library's to deal with: replicas
+// disagree about the time, and take turns to lead.
 func (m *Machine) expire(now int64) Answer {
 	for _, p := range m.state.partitions {
 		p.producers.Expire(time.Unix(0, now))
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.state.clock = max(m.state.clock, now)
+	m.state.clock = now
 	return Answer{}
 }
 
@@ -329,6 +328,7 @@ func (s *state) addTopic(id uint64, name string, c TopicConfig) (*Topic, error) 
 				Expiration:      c.Expiration,
 				MaxProducers:    c.MaxProducers,
 				LogID:           logID(id, uint32(i)),
+				Contiguous:      true,
 			}),
 			deduplication: c.Deduplication,
 		}

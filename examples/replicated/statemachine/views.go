@@ -67,7 +67,7 @@ func (m *Machine) KnowsProducer(id int64) bool {
 	})
 }
 
-// Clock returns the latest time of an expire command, and false if there was
+// Clock returns the time of the last expire command, and false if there was
 // none.
 func (m *Machine) Clock() (time.Time, bool) {
 	m.mu.RLock()
