@@ -7,8 +7,8 @@
 // and its answer with the time of both, and ask the checker of
 // [github.com/anishathalye/porcupine] for an order of the calls, one that agrees
 // with the clock, in which a sequential specification gives the same answers.
-// The specification, in spec_test.go, is the rules once more: one producer, one
-// call after the other, nothing shared.
+// The specification is package spec: the rules once more, for one producer, one
+// call after the other, with nothing shared.
 //
 // It is a module of its own so that the library need not depend on the checker.
 package history

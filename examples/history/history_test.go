@@ -13,6 +13,7 @@ import (
 	"github.com/anishathalye/porcupine"
 
 	"github.com/idempotence-go/idempotence"
+	"github.com/idempotence-go/idempotence/examples/history/spec"
 )
 
 const (
@@ -61,12 +62,12 @@ func (s *shared) pick(rng *rand.Rand) (int, reservation, bool) {
 	if n == 0 {
 		return 0, reservation{}, false
 	}
-	i := n - 1 - rng.IntN(min(n, window+1))
+	i := n - 1 - rng.IntN(min(n, spec.Window+1))
 	return i, s.made[i], true
 }
 
 // record makes a call and writes down when it was made and when it returned.
-func (c *recorder) record(in call, do func() answer) {
+func (c *recorder) record(in spec.Call, do func() spec.Answer) {
 	op := porcupine.Operation{ClientId: c.client, Input: in, Call: int64(time.Since(c.shared.start))}
 	op.Output = do()
 	op.Return = int64(time.Since(c.shared.start))
@@ -83,22 +84,24 @@ func (c *recorder) next() {
 	case n < 14:
 		c.abort()
 	case n < 15:
-		c.record(call{method: "AbandonReservations"}, func() answer {
+		c.record(spec.Call{Method: "AbandonReservations"}, func() spec.Answer {
 			c.m.AbandonReservations()
-			return answer{}
+			return spec.Answer{}
 		})
 	case n < 17:
 		c.look()
-	case n < 18:
+	case n < 18 && c.rng.IntN(2) == 0:
 		c.commit()
+	case n < 18:
+		c.apply()
 	default:
 		b, in := c.batch("Check")
-		c.record(in, func() answer { return answerOf(c.m.CheckBatch(b)) })
+		c.record(in, func() spec.Answer { return answerOf(c.m.CheckBatch(b)) })
 	}
 }
 
 // batch returns a batch about where the producer is.
-func (c *recorder) batch(method string) (idempotence.Batch, call) {
+func (c *recorder) batch(method string) (idempotence.Batch, spec.Call) {
 	p, _ := c.m.Producer(pid)
 	b := idempotence.Batch{ProducerID: pid, Epoch: p.Epoch, Count: int32(1 + c.rng.IntN(2))}
 	if n := len(p.Window); n > 0 {
@@ -110,7 +113,7 @@ func (c *recorder) batch(method string) (idempotence.Batch, call) {
 	if c.rng.IntN(10) == 0 {
 		b.Epoch, b.BaseSequence = b.Epoch+1, 0
 	}
-	return b, call{method: method, epoch: b.Epoch, first: b.BaseSequence, count: b.Count}
+	return b, spec.Call{Method: method, Epoch: b.Epoch, First: b.BaseSequence, Count: b.Count}
 }
 
 // baseOf is where the log has a batch. It leaves a gap between any two, and no
@@ -125,11 +128,11 @@ func (c *recorder) reserve(wait bool) {
 	if wait {
 		ask = c.reserveWait
 	}
-	c.record(in, func() answer {
+	c.record(in, func() spec.Answer {
 		r, res, err := ask(b)
 		a := answerOf(res, err)
 		if r != nil {
-			a.handle = c.shared.add(reservation{r, b.Epoch, b.BaseSequence})
+			a.Handle = c.shared.add(reservation{r, b.Epoch, b.BaseSequence})
 		}
 		return a
 	})
@@ -150,14 +153,14 @@ func (c *recorder) settle() {
 	if c.rng.IntN(6) == 0 {
 		base = max(0, base-4)
 	}
-	c.record(call{method: "Reservation.Commit", handle: handle, base: base}, func() answer {
+	c.record(spec.Call{Method: "Reservation.Commit", Handle: handle, Base: base}, func() spec.Answer {
 		return answerOf(idempotence.Result{}, r.r.Commit(base))
 	})
 }
 
 func (c *recorder) abort() {
 	if handle, r, ok := c.shared.pick(c.rng); ok {
-		c.record(call{method: "Reservation.Abort", handle: handle}, func() answer {
+		c.record(spec.Call{Method: "Reservation.Abort", Handle: handle}, func() spec.Answer {
 			return answerOf(idempotence.Result{}, r.r.Abort())
 		})
 	}
@@ -165,19 +168,25 @@ func (c *recorder) abort() {
 
 func (c *recorder) commit() {
 	b, in := c.batch("Commit")
-	in.base = baseOf(b.Epoch, b.BaseSequence)
-	c.record(in, func() answer { return answerOf(idempotence.Result{}, c.m.CommitBatch(b, in.base)) })
+	in.Base = baseOf(b.Epoch, b.BaseSequence)
+	c.record(in, func() spec.Answer { return answerOf(idempotence.Result{}, c.m.CommitBatch(b, in.Base)) })
 }
 
 func (c *recorder) look() {
-	c.record(call{method: "Producer"}, func() answer {
+	c.record(spec.Call{Method: "Producer"}, func() spec.Answer {
 		p, known := c.m.Producer(pid)
-		v := view{known: known, epoch: p.Epoch, kept: len(p.Window), inFlight: p.InFlight}
+		v := spec.View{Known: known, Epoch: p.Epoch, Kept: len(p.Window), InFlight: p.InFlight}
 		for i, b := range p.Window {
-			v.batches[i] = batch{b.FirstSequence, b.LastSequence - b.FirstSequence + 1, b.BaseOffset}
+			v.Batches[i] = spec.Batch{First: b.FirstSequence, Count: b.LastSequence - b.FirstSequence + 1, Base: b.BaseOffset}
 		}
-		return answer{seen: v}
+		return spec.Answer{Seen: v}
 	})
+}
+
+func (c *recorder) apply() {
+	b, in := c.batch("Apply")
+	in.Base = baseOf(b.Epoch, b.BaseSequence)
+	c.record(in, func() spec.Answer { return answerOf(c.m.Apply(b, in.Base)) })
 }
 
 // reasons names the refusals, narrower ones before the wider ones that they are
@@ -197,22 +206,22 @@ var reasons = []struct {
 	{idempotence.ErrGap, "gap"},
 }
 
-func answerOf(res idempotence.Result, err error) answer {
+func answerOf(res idempotence.Result, err error) spec.Answer {
 	if err != nil {
 		for _, r := range reasons {
 			if errors.Is(err, r.err) {
-				return answer{refused: r.name}
+				return spec.Answer{Refused: r.name}
 			}
 		}
-		return answer{refused: err.Error()}
+		return spec.Answer{Refused: err.Error()}
 	}
 	switch res.Verdict {
 	case idempotence.Append:
-		return answer{verdict: "append"}
+		return spec.Answer{Verdict: "append"}
 	case idempotence.Duplicate:
-		return answer{verdict: "duplicate", base: res.BaseOffset}
+		return spec.Answer{Verdict: "duplicate", Base: res.BaseOffset}
 	}
-	return answer{}
+	return spec.Answer{}
 }
 
 // recordHistory lets the clients loose on a new manager.
@@ -246,20 +255,20 @@ func TestLinearizable(t *testing.T) {
 	met := map[string]int{}
 	for seed := range uint64(histories) {
 		ops := recordHistory(seed)
-		switch porcupine.CheckOperationsTimeout(specification(), ops, 10*time.Second) {
+		switch porcupine.CheckOperationsTimeout(spec.Model(), ops, 10*time.Second) {
 		case porcupine.Illegal:
 			t.Fatalf("seed %d: no order of these calls has these answers:\n%s", seed, describe(ops))
 		case porcupine.Unknown:
 			t.Fatalf("seed %d: the checker did not come to an end", seed)
 		}
 		for _, op := range ops {
-			a := op.Output.(answer)
-			met[op.Input.(call).method+" "+a.verdict+a.refused]++
+			a := op.Output.(spec.Answer)
+			met[op.Input.(spec.Call).Method+" "+a.Verdict+a.Refused]++
 		}
 	}
 	for _, what := range []string{
 		"Reserve append", "Reserve duplicate", "Reserve in flight", "Reserve out of order", "Reserve fenced",
-		"Check in flight", "Commit in flight", "Reservation.Commit ", "Reservation.Commit settled",
+		"Check in flight", "Commit in flight", "Apply append", "Apply duplicate", "Apply in flight", "Reservation.Commit ", "Reservation.Commit settled",
 		"Reservation.Commit abandoned", "Reservation.Commit offset", "Reservation.Abort ", "Reservation.Abort gap",
 		"AbandonReservations ", "Producer ",
 	} {
@@ -277,14 +286,14 @@ func TestCheckerNotices(t *testing.T) {
 	for seed := range uint64(20) {
 		ops := recordHistory(seed)
 		for i := range ops {
-			a := ops[i].Output.(answer)
-			if a.verdict != "duplicate" {
+			a := ops[i].Output.(spec.Answer)
+			if a.Verdict != "duplicate" {
 				continue
 			}
 			lies++
-			a.base++
+			a.Base++
 			ops[i].Output = a
-			if porcupine.CheckOperationsTimeout(specification(), ops, 10*time.Second) == porcupine.Illegal {
+			if porcupine.CheckOperationsTimeout(spec.Model(), ops, 10*time.Second) == porcupine.Illegal {
 				noticed++
 			}
 			break
