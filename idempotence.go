@@ -152,7 +152,12 @@ type state struct {
 	// Snapshots compare it to find that they are of a log that no longer exists. It
 	// has an allocation of its own, so that a snapshot does not keep the manager.
 	truncations *atomic.Uint64
-	inFlight    *inFlightSet // nil until the first reservation
+	inFlight    *inFlightSet  // nil until the first reservation
+	txns        *transactions // nil until the first transaction or LastStableOffset
+	// logStart is the log start offset given to AdvanceStart, or 0.
+	logStart int64
+	// abortedFrom is the offset from which on aborted transactions are known.
+	abortedFrom int64
 }
 
 // New returns a manager for a partition with no producers and end offset 0. It
@@ -320,7 +325,7 @@ func (s *state) apply(b *Batch, baseOffset int64) (Result, error) {
 		return res, nil
 	case s.inFlight.queueOf(b.ProducerID, p) != nil:
 		return Result{}, s.refuse(*b, p, ErrInFlight)
-	case !s.fits(p, baseOffset, b.offsets()):
+	case !s.fits(p, baseOffset, b.offsets()) || s.opensTooLow(b, p, baseOffset):
 		return Result{}, s.refuseOffset(*b, p, baseOffset, s.lowestFit(p))
 	}
 	s.stats.Accepted++
@@ -360,12 +365,6 @@ func (s *state) addProducer(pid int64, epoch int16) (*producer, uint32) {
 	p.epoch, p.txnFirst, p.coordinatorEpoch = epoch, noTxn, noCoordinator
 	s.pushActive(p, row)
 	return p, row
-}
-
-func (s *state) openTxn(p *producer, baseOffset int64) {
-	if !p.inTransaction() {
-		p.txnFirst = baseOffset
-	}
 }
 
 // Advance tells the manager that the log ends at endOffset, one past its last

@@ -281,7 +281,7 @@ func (s *inFlightSet) left(f *inFlightBatch) {
 		s.uncommitted -= int64(f.span.count())
 	}
 	if f.transactional {
-		s.txnFloors.remove(int64(f.ticket))
+		s.txnFloors.remove(int64(f.ticket), f.floor)
 	}
 }
 

@@ -8,13 +8,13 @@ import (
 // This file is a queue of offsets, of which any can leave and the lowest is asked
 // for: open transactions by their first offset, and what is in flight by its floor.
 
-// offsetQueue holds values in rising order of their keys. Values are not negative.
-// Nearly every key is added at the end; any can be removed. Both take amortised
-// constant time, but for a binary search to remove another than the first. The zero
-// value is empty.
+// offsetQueue holds values in the order of their keys. Values are not negative.
+// Nearly every key is added at the end, and any can be removed. Both take amortised
+// constant time, except for a binary search to remove another than the first. The
+// zero value is empty.
 //
 // Invariants (audited in the tests):
-//  1. Keys rise strictly.
+//  1. Keys never fall.
 //  2. entries[head] is not removed, unless head is len(entries).
 //  3. live counts the entries from head on that are not removed, and at least
 //     about half of them are.
@@ -31,10 +31,10 @@ type offsetEntry struct {
 
 const removed int64 = -1
 
-// add adds a value with a key that is not in the queue.
+// add adds a value.
 func (q *offsetQueue) add(key, value int64) {
 	e := offsetEntry{key, value}
-	if n := len(q.entries); n == q.head || q.entries[n-1].key < key {
+	if n := len(q.entries); n == q.head || q.entries[n-1].key <= key {
 		q.entries = append(q.entries, e)
 	} else {
 		q.entries = slices.Insert(q.entries, q.search(key), e)
@@ -42,9 +42,13 @@ func (q *offsetQueue) add(key, value int64) {
 	q.live++
 }
 
-// remove removes a key that is in the queue.
-func (q *offsetQueue) remove(key int64) {
-	q.entries[q.search(key)].value = removed
+// remove removes a value that is in the queue.
+func (q *offsetQueue) remove(key, value int64) {
+	i := q.search(key)
+	for q.entries[i].value != value {
+		i++
+	}
+	q.entries[i].value = removed
 	q.live--
 	for q.head < len(q.entries) && q.entries[q.head].value == removed {
 		q.head++
@@ -55,7 +59,7 @@ func (q *offsetQueue) remove(key int64) {
 	}
 }
 
-// search returns where a key is, or would be added.
+// search returns the first place of a key, or where it would be added.
 func (q *offsetQueue) search(key int64) int {
 	if q.head < len(q.entries) && q.entries[q.head].key == key {
 		return q.head

@@ -59,22 +59,6 @@ type ReplayResult struct {
 	Skipped int64
 }
 
-// Marker is the control record that ends a transaction (KIP-98). It takes one
-// offset of the log.
-type Marker struct {
-	// ProducerID is 0 or above.
-	ProducerID int64
-	// Epoch is in 0..32767. It may be above that of the transaction's batches:
-	// a coordinator that ends a transaction raises it, to fence the producer.
-	Epoch int16
-	// CoordinatorEpoch is 0 or above. It is -1 where compaction has removed the
-	// record, and kept the batch for the sake of the producer's epoch; Commit
-	// means nothing then.
-	CoordinatorEpoch int32
-	// Commit says that the transaction was committed and not aborted.
-	Commit bool
-}
-
 // noBaseSequence is the base sequence of a batch that a broker wrote itself in
 // the name of a producer, as Kafka's group coordinator does with the offsets
 // that a transaction commits (RecordBatch.NO_SEQUENCE).
@@ -114,13 +98,20 @@ func (m *ProducerStateManager) Replay(b Batch, baseOffset int64) error {
 		e.LowestOffset = m.endOffset
 		return e
 	}
+	untold := m.isUntold(baseOffset)
 	end := baseOffset + b.offsets()
 	m.advance(end)
-	defer m.replayed(baseOffset, end)
 	if b.ProducerID != NoProducerID {
-		m.replay(&b, baseOffset)
+		m.replay(&b, baseOffset, untold)
 	}
+	m.replayed(baseOffset, end)
 	return nil
+}
+
+// isUntold reports whether the manager has not been told yet what the log holds at
+// offset.
+func (s *state) isUntold(offset int64) bool {
+	return offset >= s.endOffset || s.inFlight != nil && s.inFlight.tail.unknown && offset >= s.inFlight.tail.from
 }
 
 // replayable reports whether every field is in the range it may have in a log.
@@ -135,10 +126,12 @@ func (s *state) mayReplay(baseOffset, count int64) bool {
 	return roomAt(baseOffset, count) && (!s.cfg.Contiguous || baseOffset-s.endOffset <= s.inFlight.offsets())
 }
 
-// replay applies a replayable batch.
-func (s *state) replay(b *Batch, baseOffset int64) {
+// replay applies a replayable batch. untold says that the manager has not been told
+// of it before.
+func (s *state) replay(b *Batch, baseOffset int64, untold bool) {
 	p, _ := s.table.find(b.ProducerID)
 	if p != nil && (b.Epoch < p.epoch || baseOffset <= p.newestOffset()) {
+		s.replayStale(b, baseOffset, untold)
 		return
 	}
 	p, row := s.overtake(b.ProducerID, b.Epoch, baseOffset)
@@ -153,6 +146,17 @@ func (s *state) replay(b *Batch, baseOffset int64) {
 		s.openTxn(p, baseOffset)
 	}
 	s.touch(p, row)
+}
+
+// replayStale applies a batch that the window skips. It still opens a transaction
+// if the manager has not been told of it: a transaction is opened and ended by the
+// place in the log, since a log may hold an older epoch behind a newer one, and a
+// snapshot may know a later epoch than the log up to its end.
+func (s *state) replayStale(b *Batch, baseOffset int64, untold bool) {
+	if p, row := s.table.edit(b.ProducerID); b.Transactional && untold && !p.inTransaction() {
+		s.openTxn(p, baseOffset)
+		s.touch(p, row)
+	}
 }
 
 // overtake returns a producer as edit does, for an entry of the log at offset. It
@@ -170,41 +174,59 @@ func (s *state) overtake(pid int64, epoch int16, offset int64) (*producer, uint3
 	return s.edit(pid, epoch)
 }
 
-// ReplayMarker applies a transaction marker that is already in the log at
-// offset. It ends the producer's open transaction. A newer epoch is adopted, and
-// the batches of the older one are forgotten; a producer that was unknown is
-// known by its epoch afterwards, and its first batch must start at 0. The
-// highest coordinator epoch is kept.
+// ReplayMarker applies a transaction marker that is already in the log at offset. It
+// ends the producer's transaction if that began before it, and enters its range if it
+// was aborted, whatever the epochs. A newer epoch is adopted, and the batches of the
+// older one are forgotten. An unknown producer becomes known by its epoch. The
+// coordinator epoch becomes the higher of the two. A marker that compaction has
+// emptied (CoordinatorEpoch -1) ends nothing.
 //
-// Like Replay, it judges nothing, and skips a marker of an older epoch or before
-// the newest batch remembered of its producer. It refuses, without any change,
-// a marker with a negative producer id or epoch as ErrInvalidBatch, and an
-// offset that is negative or the largest int64 as ErrOffsetOrder, each in a
-// [*BatchError]. Safe for concurrent use.
+// Like Replay it judges nothing, and what it has been told already changes nothing.
+// What the producer has in flight is abandoned: for a marker that the broker itself
+// appends, use CheckMarker and CommitMarker, or ReserveMarker.
+//
+// It returns a [*MarkerError] and changes nothing for what cannot be in a log:
+// ErrInvalidBatch for a negative producer id or epoch, and ErrOffsetOrder for an
+// offset that is negative or the largest int64; with Config.Contiguous also for one
+// beyond EndOffset. Safe for concurrent use.
 func (m *ProducerStateManager) ReplayMarker(k Marker, offset int64) error {
+	return m.replayMarker(k, offset, offset+1)
+}
+
+// replayMarker is ReplayMarker for a control batch that takes the offsets up to end.
+func (m *ProducerStateManager) replayMarker(k Marker, offset, end int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	b := Batch{ProducerID: k.ProducerID, Epoch: k.Epoch, Count: 1, Transactional: true}
 	switch {
-	case !b.wellFormed():
-		return newBatchError(b, offset, ErrInvalidBatch)
+	case k.ProducerID < 0 || k.Epoch < 0:
+		return newMarkerError(k, offset, ErrInvalidBatch)
 	case !m.mayReplay(offset, 1):
-		return newBatchError(b, offset, ErrOffsetOrder)
+		return newMarkerError(k, offset, ErrOffsetOrder)
 	}
-	m.advance(offset + 1)
-	defer m.replayed(offset, offset+1)
-	m.lastMarker = max(m.lastMarker, offset)
-	p, _ := m.table.find(k.ProducerID)
-	if p != nil && (k.Epoch < p.epoch || offset < p.newestOffset()) {
-		return nil
+	m.advance(end)
+	if p, _ := m.table.find(k.ProducerID); p != nil && (k.Epoch < p.epoch || offset < p.newestOffset()) {
+		m.replayStaleMarker(&k, offset)
+	} else {
+		m.overtake(k.ProducerID, k.Epoch, offset)
+		m.applyMarker(&k, offset)
 	}
-	p, row := m.overtake(k.ProducerID, k.Epoch, offset)
-	p.adopt(k.Epoch)
-	p.txnFirst = noTxn
+	m.replayed(offset, end)
+	return nil
+}
+
+// replayStaleMarker applies a marker of a known producer that is older than what is
+// remembered of it: it can still end a transaction that began before it.
+func (s *state) replayStaleMarker(k *Marker, offset int64) {
+	s.lastMarker = max(s.lastMarker, offset)
+	p, row := s.table.edit(k.ProducerID)
+	if k.CoordinatorEpoch != noCoordinator {
+		s.endTxn(p, offset, k.Commit)
+	}
 	p.coordinatorEpoch = max(p.coordinatorEpoch, k.CoordinatorEpoch)
 	p.history |= hadMarker
-	m.touch(p, row)
-	return nil
+	if p.pinned && !p.busy() {
+		s.touch(p, row)
+	}
 }
 
 // ReplayLog replays a log segment, or several in a row, from r: each data batch

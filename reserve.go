@@ -198,6 +198,11 @@ func (r *Reservation) commit(baseOffset int64) error {
 		return err
 	}
 	q := &m.inFlight.queues[r.queue]
+	if q.marker != nil {
+		err := m.commitMarker(r.queue, baseOffset)
+		r.ended = err == nil
+		return err
+	}
 	f := q.at(i)
 	p, _ := m.table.find(q.pid)
 	if lowest := m.lowestReserved(q, i, p); !q.roomFor(i, baseOffset, p.newestEnd()) || !m.reachable(f, baseOffset) {

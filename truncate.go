@@ -71,6 +71,7 @@ func (s *state) truncate(to int64) {
 			s.inexact = true
 		}
 	}
+	s.truncateTxns(to)
 	s.unpin()
 }
 
@@ -80,7 +81,12 @@ func (s *state) truncateRow(row uint32, to int64) bool {
 	if s.table.at(row).endsBy(to) {
 		return true
 	}
-	known, gone := s.table.own(row).cut(to)
+	p := s.table.own(row)
+	first := p.txnFirst
+	known, gone := p.cut(to)
+	if p.txnFirst != first {
+		s.txns.open.remove(first, p.id)
+	}
 	if gone {
 		s.remove(row)
 	}
@@ -136,4 +142,6 @@ func (s *state) empty() {
 	s.recency = recency{now: s.recency.now}
 	s.endOffset, s.restoredLogEnd = 0, 0
 	s.lastMarker, s.lastForgetEnd, s.inexact = noOffset, 0, false
+	s.logStart, s.abortedFrom = 0, 0
+	s.txns.empty(0)
 }

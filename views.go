@@ -25,18 +25,28 @@ func (m *ProducerStateManager) MaxProducerID() int64 {
 	return m.maxProducerID
 }
 
-// Stats counts the answers that a manager has given since New. The answers of
-// Check and Reserve and the refusals of Commit count alike.
+// Stats has counters of the answers that a manager has given since New, and gauges
+// of what it keeps beside producers. The answers of Check, Apply and Reserve and the
+// refusals of Commit count alike.
 type Stats struct {
-	Accepted   uint64 // batches committed and visible, those without a producer id included
-	Duplicate  uint64 // retries recognised by Check and Reserve
-	OutOfOrder uint64 // ErrOutOfOrderSequence and, from Commit, ErrDuplicateSequence and ErrOffsetOrder
-	Unknown    uint64 // ErrUnknownProducer
-	Fenced     uint64 // ErrFenced
-	Invalid    uint64 // ErrInvalidBatch
-	InFlight   uint64 // ErrInFlight
-	Expired    uint64 // producers forgotten by Expire
-	Evicted    uint64 // producers forgotten for Config.MaxProducers
+	Accepted          uint64 // batches committed and visible, including those without a producer id
+	Duplicate         uint64 // retries recognised by Check, Apply and Reserve
+	OutOfOrder        uint64 // ErrOutOfOrderSequence, ErrDuplicateSequence and ErrOffsetOrder
+	Unknown           uint64 // ErrUnknownProducer
+	Fenced            uint64 // ErrFenced
+	Invalid           uint64 // ErrInvalidBatch
+	InFlight          uint64 // ErrInFlight
+	InvalidTxn        uint64 // ErrInvalidTxnState
+	ConcurrentTxn     uint64 // ErrConcurrentTransactions
+	CoordinatorFenced uint64 // ErrCoordinatorFenced
+	Markers           uint64 // markers committed
+	Expired           uint64 // producers forgotten by Expire
+	Evicted           uint64 // producers forgotten for Config.MaxProducers
+
+	OpenReservations   int // reservations that have not ended, or wait for one before them
+	FailedFirstAppends int // unknown producers whose first batch failed; see Reservation.Abort
+	OpenTransactions   int
+	AbortedRanges      int // aborted transactions kept for AbortedTransactions
 }
 
 // count counts a refusal.
@@ -48,17 +58,30 @@ func (s *Stats) count(why error) {
 		s.Unknown++
 	case ErrFenced:
 		s.Fenced++
+	case ErrInvalidTxnState:
+		s.InvalidTxn++
+	case ErrConcurrentTransactions:
+		s.ConcurrentTxn++
+	case ErrCoordinatorFenced:
+		s.CoordinatorFenced++
 	default:
 		s.OutOfOrder++
 	}
 }
 
-// Stats returns the counts so far, as a copy. It does not allocate. Safe for
+// Stats returns the counters and gauges, as a copy. It does not allocate. Safe for
 // concurrent use.
 func (m *ProducerStateManager) Stats() Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.stats
+	s := m.stats
+	if set := m.inFlight; set != nil {
+		s.OpenReservations, s.FailedFirstAppends = set.open, len(set.failedFirst.batches)
+	}
+	if t := m.txns; t != nil {
+		s.OpenTransactions, s.AbortedRanges = t.open.live, t.aborted.len()
+	}
+	return s
 }
 
 // ProducerState is what is remembered of one producer, as a copy: changing it
@@ -104,15 +127,19 @@ func (p *producer) view(ticks []tick, current uint32) ProducerState {
 func (m *ProducerStateManager) Producer(pid int64) (ProducerState, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p, _ := m.table.find(pid)
+	return m.producer(pid)
+}
+
+func (s *state) producer(pid int64) (ProducerState, bool) {
+	p, _ := s.table.find(pid)
 	if p == nil {
 		return ProducerState{}, false
 	}
-	s := p.view(m.recency.ticks, m.recency.current)
-	if q := m.inFlight.queueOf(pid, p); q != nil {
-		s.InFlight = int(q.count)
+	v := p.view(s.recency.ticks, s.recency.current)
+	if q := s.inFlight.queueOf(pid, p); q != nil {
+		v.InFlight = int(q.count)
 	}
-	return s, true
+	return v, true
 }
 
 // Producers returns a sequence of everything remembered, in the order of
