@@ -406,7 +406,7 @@ func TestRigReachesEverything(t *testing.T) {
 	for range 3000 {
 		actions[r.c.pick(len(actions))].do(r)
 		r.verify()
-		if p, _ := r.m.table.find(31); p != nil && p.window.mayRepeat {
+		if p := r.m.table.find(31); p != nil && p.window.mayRepeat {
 			mayRepeat++
 		} else if p != nil && p.window.count == WindowSize {
 			maxPlainCount++

@@ -129,7 +129,7 @@ func (s *state) mayReplay(baseOffset, count int64) bool {
 // replay applies a replayable batch. untold says that the manager has not been told
 // of it before.
 func (s *state) replay(b *Batch, baseOffset int64, untold bool) {
-	p, _ := s.table.find(b.ProducerID)
+	p := s.table.find(b.ProducerID)
 	if p != nil && (b.Epoch < p.epoch || baseOffset <= p.newestOffset()) {
 		s.replayStale(b, baseOffset, untold)
 		return
@@ -164,7 +164,7 @@ func (s *state) replayStale(b *Batch, baseOffset int64, untold bool) {
 // producer that was forgotten, and comes back because a replay overlaps what was
 // known, may have more in the log than is replayed.
 func (s *state) overtake(pid int64, epoch int16, offset int64) (*producer, uint32) {
-	p, _ := s.table.find(pid)
+	p := s.table.find(pid)
 	if offset < s.lastForgetEnd && p.newestOffset() == noOffset {
 		s.inexact = true
 	}
@@ -204,7 +204,7 @@ func (m *ProducerStateManager) replayMarker(k Marker, offset, end int64) error {
 		return newMarkerError(k, offset, ErrOffsetOrder)
 	}
 	m.advance(end)
-	if p, _ := m.table.find(k.ProducerID); p != nil && (k.Epoch < p.epoch || offset < p.newestOffset()) {
+	if p := m.table.find(k.ProducerID); p != nil && (k.Epoch < p.epoch || offset < p.newestOffset()) {
 		m.replayStaleMarker(&k, offset)
 	} else {
 		m.overtake(k.ProducerID, k.Epoch, offset)

@@ -49,8 +49,8 @@ const reservationBlock = 63
 // allocation for every 63 reservations.
 func (m *ProducerStateManager) Reserve(b Batch) (*Reservation, Result, error) {
 	m.mu.Lock()
-	if p, row := m.table.find(b.ProducerID); p != nil && p.continuedBy(&b) {
-		r := m.reserve(&b, p, row)
+	if p := m.table.find(b.ProducerID); p != nil && p.continuedBy(&b) {
+		r := m.reserve(&b, p)
 		m.mu.Unlock()
 		return r, Result{Verdict: Append}, nil
 	}
@@ -65,21 +65,20 @@ func (m *ProducerStateManager) reserveAny(b *Batch) (*Reservation, Result, error
 	if err != nil || res.Verdict == Duplicate {
 		return nil, res, err
 	}
-	p, row := m.table.find(b.ProducerID)
-	return m.reserve(b, p, row), res, nil
+	return m.reserve(b, m.table.find(b.ProducerID)), res, nil
 }
 
-// reserve gives a batch that was judged Append its place. p is its producer, in row,
-// or nil if it is unknown or the batch names none. It requires m.mu held.
-func (m *ProducerStateManager) reserve(b *Batch, p *producer, row uint32) *Reservation {
-	n := m.queueFor(b.ProducerID, b.Epoch, p, row)
+// reserve gives a batch that was judged Append its place. p is its producer, or nil
+// if it is unknown or the batch names none. It requires m.mu held.
+func (m *ProducerStateManager) reserve(b *Batch, p *producer) *Reservation {
+	n := m.queueFor(b.ProducerID, b.Epoch, p)
 	ticket := m.inFlight.add(n, makeSpan(b.BaseSequence, max(b.Count, 0)), m.knownEnd(), b.Transactional)
 	return m.inFlight.reservation(m, n, ticket)
 }
 
 // queueFor returns the queue that something of a producer belongs in, and opens one
 // if there is none.
-func (s *state) queueFor(pid int64, epoch int16, p *producer, row uint32) uint32 {
+func (s *state) queueFor(pid int64, epoch int16, p *producer) uint32 {
 	if s.inFlight == nil {
 		s.inFlight = &inFlightSet{newcomers: make(map[int64]uint32)}
 	}
@@ -96,7 +95,8 @@ func (s *state) queueFor(pid int64, epoch int16, p *producer, row uint32) uint32
 		return n
 	case p.queue == 0:
 		n := set.take(pid, epoch)
-		s.table.own(row).queue = n + 1
+		p, _ = s.table.edit(pid)
+		p.queue = n + 1
 		return n
 	}
 	return p.queue - 1
@@ -204,7 +204,7 @@ func (r *Reservation) commit(baseOffset int64) error {
 		return err
 	}
 	f := q.at(i)
-	p, _ := m.table.find(q.pid)
+	p := m.table.find(q.pid)
 	if lowest := m.lowestReserved(q, i, p); !q.roomFor(i, baseOffset, p.newestEnd()) || !m.reachable(f, baseOffset) {
 		return m.refuseOffset(q.batch(f), p, baseOffset, lowest)
 	}
@@ -322,7 +322,7 @@ func (s *state) applyHead(n uint32) {
 // adoptQueue gives a producer that was unknown until now the queue that newcomers
 // has for it.
 func (s *state) adoptQueue(pid int64, n uint32) {
-	if p, _ := s.table.find(pid); p.queue == 0 {
+	if p := s.table.find(pid); p.queue == 0 {
 		p, _ = s.table.edit(pid)
 		p.queue = n + 1
 		delete(s.inFlight.newcomers, pid)
@@ -337,7 +337,7 @@ func (s *state) cut(n uint32, i uint8) (gap int64) {
 	if i > 0 {
 		return gap
 	}
-	if p, _ := s.table.find(q.pid); p == nil && q.pid != NoProducerID && q.marker == nil {
+	if p := s.table.find(q.pid); p == nil && q.pid != NoProducerID && q.marker == nil {
 		s.inFlight.addFailedFirst(q.pid, firstBatch{q.epoch, q.next}, s.recency.now)
 	}
 	s.closeQueue(n)
@@ -350,7 +350,7 @@ func (s *state) closeQueue(n uint32) {
 	q := &set.queues[n]
 	q.marker = nil
 	set.free = append(set.free, n)
-	if p, _ := s.table.find(q.pid); p == nil {
+	if p := s.table.find(q.pid); p == nil {
 		delete(set.newcomers, q.pid)
 		return
 	}

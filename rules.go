@@ -77,12 +77,13 @@ func (b *Batch) span() span { return makeSpan(b.BaseSequence, b.Count) }
 func (b *Batch) offsets() int64 { return int64(max(b.Count, 0)) }
 
 // continuedBy reports whether b is certainly the next batch of p, with nothing in
-// flight. This is the common case, decided with a few comparisons: they imply that
-// every field but the count is in its range. With nothing in flight, a producer is
-// pinned only if it is in a transaction, and pinned lies in the first cache line.
+// flight and no transaction to open. This is the common case, decided with a few
+// comparisons: they imply that every field but the count is in its range. With
+// nothing in flight, a producer is pinned only if it is in a transaction, and pinned
+// lies in the first cache line.
 func (p *producer) continuedBy(b *Batch) bool {
 	return p.id == b.ProducerID && p.epoch == b.Epoch && p.window.follows(b.BaseSequence) && p.queue == 0 && b.Count > 0 &&
-		(b.Transactional || !p.pinned)
+		b.Transactional == p.pinned
 }
 
 // judge applies rules 0 to 7. It also returns the producer, or nil if the batch
@@ -94,7 +95,7 @@ func (s *state) judge(b *Batch) (Result, *producer, error) {
 	if !b.wellFormed() {
 		return Result{}, nil, ErrInvalidBatch
 	}
-	p, _ := s.table.find(b.ProducerID)
+	p := s.table.find(b.ProducerID)
 	q := s.inFlight.queueOf(b.ProducerID, p)
 	if p == nil && q == nil {
 		res, err := s.judgeUnknown(b)
@@ -200,7 +201,10 @@ func (s *state) fits(p *producer, baseOffset, count int64) bool {
 // isNext is fits for the plain next append: nothing remembered lies at or past
 // baseOffset, and where the log has no holes, it continues at the known end.
 func (s *state) isNext(baseOffset, count int64) bool {
-	return baseOffset >= s.knownEnd() && roomAt(baseOffset, count) && (baseOffset == s.endOffset || !s.cfg.Contiguous)
+	if baseOffset != s.endOffset && (baseOffset < s.endOffset || s.cfg.Contiguous) {
+		return false
+	}
+	return baseOffset >= s.restoredLogEnd && baseOffset <= math.MaxInt64-count
 }
 
 // lowestFit returns the lowest base offset that fits would accept for p.

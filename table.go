@@ -59,18 +59,18 @@ func (t *table) at(row uint32) *producer {
 	return &t.pages[row>>pageShift].producers[row%pageRows]
 }
 
-// find returns the producer with an id and its row, or nil if there is none.
-func (t *table) find(pid int64) (*producer, uint32) {
+// find returns the producer with an id, or nil if there is none.
+func (t *table) find(pid int64) *producer {
 	if p := t.last; p != nil && p.id == pid {
-		return p, t.lastRow
+		return p
 	}
 	return t.probe(pid)
 }
 
 // probe is find by the index.
-func (t *table) probe(pid int64) (*producer, uint32) {
+func (t *table) probe(pid int64) *producer {
 	if t.rows == 0 {
-		return nil, 0
+		return nil
 	}
 	hash := t.index.hash(pid)
 	groups := t.index.groupsFor(hash)
@@ -80,11 +80,11 @@ func (t *table) probe(pid int64) (*producer, uint32) {
 			row := g.rows[lowest(found)]
 			if p := t.at(row); p.id == pid {
 				t.last, t.lastRow = p, row
-				return p, row
+				return p
 			}
 		}
 		if g.free() != 0 {
-			return nil, 0
+			return nil
 		}
 	}
 }
@@ -106,12 +106,11 @@ func (t *table) lastOwned() (*producer, uint32) {
 // edit returns the producer with an id and its row, for writing. It requires that
 // there is one.
 func (t *table) edit(pid int64) (*producer, uint32) {
-	p, row := t.find(pid)
-	if t.pages[row>>pageShift].era != t.era {
-		p = t.own(row)
-		t.last, t.lastRow = p, row
+	t.find(pid)
+	if p, _ := t.lastOwned(); p == nil {
+		t.last = t.own(t.lastRow)
 	}
-	return p, row
+	return t.last, t.lastRow
 }
 
 // own returns the producer in a row, for writing.

@@ -37,7 +37,7 @@ func newTableRig(t rapid.TB) *tableRig {
 
 // put writes an epoch to a producer's row, and inserts the row if there is none.
 func (r *tableRig) put(pid int64, epoch int16) {
-	p, _ := r.table.find(pid)
+	p := r.table.find(pid)
 	if _, known := r.want[pid]; known != (p != nil) {
 		r.t.Fatalf("find(%d): %v, and the map has it: %t", pid, p, known)
 	}
@@ -51,10 +51,10 @@ func (r *tableRig) put(pid int64, epoch int16) {
 }
 
 func (r *tableRig) remove(pid int64) {
-	p, row := r.table.find(pid)
-	if p == nil {
+	if r.table.find(pid) == nil {
 		return
 	}
+	_, row := r.table.edit(pid)
 	r.table.remove(row)
 	delete(r.want, pid)
 }
@@ -73,7 +73,7 @@ func (r *tableRig) verify() {
 		r.t.Fatalf("%d rows, want %d", r.table.rows, len(r.want))
 	}
 	for pid, epoch := range r.want {
-		if p, _ := r.table.find(pid); p == nil || p.epoch != epoch {
+		if p := r.table.find(pid); p == nil || p.epoch != epoch {
 			r.t.Fatalf("find(%d): %+v, want epoch %d", pid, p, epoch)
 		}
 	}

@@ -143,7 +143,7 @@ func (s *state) judgeMarker(k *Marker) (*producer, error) {
 	if k.ProducerID < 0 || k.Epoch < 0 || k.CoordinatorEpoch < 0 {
 		return nil, ErrInvalidBatch
 	}
-	p, _ := s.table.find(k.ProducerID)
+	p := s.table.find(k.ProducerID)
 	switch {
 	case s.inFlight.queueOf(k.ProducerID, p) != nil:
 		return p, ErrInFlight
@@ -237,8 +237,7 @@ func (m *ProducerStateManager) ReserveMarker(k Marker) (*Reservation, error) {
 	if err != nil {
 		return nil, m.refuseMarker(&k, p, noOffset, err)
 	}
-	p, row := m.table.find(k.ProducerID)
-	n := m.queueFor(k.ProducerID, k.Epoch, p, row)
+	n := m.queueFor(k.ProducerID, k.Epoch, p)
 	m.inFlight.queues[n].marker = &k
 	return m.inFlight.reservation(m, n, m.inFlight.add(n, makeSpan(0, 1), m.knownEnd(), false)), nil
 }
@@ -247,7 +246,7 @@ func (m *ProducerStateManager) ReserveMarker(k Marker) (*Reservation, error) {
 func (s *state) commitMarker(n uint32, offset int64) error {
 	q := &s.inFlight.queues[n]
 	f, k := q.at(0), q.marker
-	p, _ := s.table.find(k.ProducerID)
+	p := s.table.find(k.ProducerID)
 	if !roomAt(offset, 1) || offset < p.newestEnd() || !endsTxn(p, offset) || !s.reachable(f, offset) {
 		return s.refuseMarker(k, p, offset, ErrOffsetOrder)
 	}

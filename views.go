@@ -131,7 +131,7 @@ func (m *ProducerStateManager) Producer(pid int64) (ProducerState, bool) {
 }
 
 func (s *state) producer(pid int64) (ProducerState, bool) {
-	p, _ := s.table.find(pid)
+	p := s.table.find(pid)
 	if p == nil {
 		return ProducerState{}, false
 	}
