@@ -262,8 +262,10 @@ func (s *state) check(b *Batch) (Result, error) {
 // returns.
 func (m *ProducerStateManager) CommitBatch(b Batch, baseOffset int64) error {
 	m.mu.Lock()
+	// The common case, in place: a call would cost a tenth of a commit.
 	if p, row := m.table.lastOwned(); p != nil && p.continuedBy(&b) && m.isFresh(p, row) && m.isNext(baseOffset, int64(b.Count)) {
-		m.pushNext(p, &b, baseOffset)
+		m.accept(baseOffset, b.Count)
+		p.window.push(b.span(), baseOffset)
 		m.mu.Unlock()
 		return nil
 	}
@@ -288,8 +290,10 @@ func (m *ProducerStateManager) CommitBatch(b Batch, baseOffset int64) error {
 // See "In a replicated state machine" in the package comment.
 func (m *ProducerStateManager) Apply(b Batch, baseOffset int64) (Result, error) {
 	m.mu.Lock()
+	// The common case, in place: a call would cost a tenth of a commit.
 	if p, row := m.table.lastOwned(); p != nil && p.continuedBy(&b) && m.isFresh(p, row) && m.isNext(baseOffset, int64(b.Count)) {
-		m.pushNext(p, &b, baseOffset)
+		m.accept(baseOffset, b.Count)
+		p.window.push(b.span(), baseOffset)
 		m.mu.Unlock()
 		return Result{Verdict: Append}, nil
 	}
@@ -301,13 +305,10 @@ func (m *ProducerStateManager) Apply(b Batch, baseOffset int64) (Result, error) 
 	return res, err
 }
 
-// pushNext records the next batch of p, which changes nothing but its window. It
-// requires that isNext, isFresh and continuedBy hold. CommitBatch and Apply ask them
-// in place, since a call would cost a tenth of a commit.
-func (s *state) pushNext(p *producer, b *Batch, baseOffset int64) {
-	s.endOffset = baseOffset + int64(b.Count)
+// accept counts a batch that isNext, and moves the end offset.
+func (s *state) accept(baseOffset int64, count int32) {
 	s.stats.Accepted++
-	p.window.push(b.span(), baseOffset)
+	s.endOffset = baseOffset + int64(count)
 }
 
 // apply is Apply in general. It counts every answer but Duplicate.

@@ -180,8 +180,7 @@ func (s *state) commitAlone(r *Reservation, baseOffset int64) bool {
 		return false
 	}
 	r.ended = true
-	s.stats.Accepted++
-	s.endOffset = baseOffset + int64(f.span.count())
+	s.accept(baseOffset, f.span.count())
 	p.window.push(f.span, baseOffset)
 	f.end()
 	s.inFlight.left(f)
