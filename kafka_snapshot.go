@@ -147,7 +147,7 @@ func (m *ProducerStateManager) RestoreKafka(r io.Reader, endOffset int64) error 
 	d := newSnapshotDecoder(r)
 	n := newState(m.cfg)
 	n.endOffset = max(endOffset, 0)
-	n.lastMarker = n.endOffset - 1
+	n.lastMarker, n.abortedFrom = n.endOffset-1, n.endOffset
 	n.decodeKafka(d)
 	if d.err != nil {
 		return d.err
@@ -176,6 +176,7 @@ func (m *state) decodeKafka(d *snapshotDecoder) {
 	d.finish(&rows)
 	if d.err == nil {
 		m.enlistAll(ranks)
+		m.findOpenTxns()
 	}
 }
 

@@ -58,6 +58,7 @@ func (m *ProducerStateManager) replace(n *state) {
 		n.recency.now = m.recency.now
 	}
 	n.maxProducerID = max(n.maxProducerID, m.maxProducerID)
+	n.keepTxns(&m.state)
 	n.stats, n.truncations, n.inFlight = m.stats, m.truncations, m.inFlight
 	m.state = *n
 }
@@ -73,10 +74,42 @@ func (m *state) decode(d *snapshotDecoder) (logID [16]byte) {
 	m.decodeTimes(d, times, producers)
 	rows := filler{t: &m.table, left: producers}
 	m.decodeProducers(d, &rows, producers)
+	m.decodeAborted(d, &head)
 	sum := d.checksum()
 	d.requireSum(sum, d.uint32())
 	d.finish(&rows)
+	if d.err == nil {
+		m.findOpenTxns()
+	}
 	return head.logID
+}
+
+// decodeAborted reads what version 2 has behind the producers. A snapshot of version 1
+// does not hold the transactions that were aborted below its end, unless it has seen
+// no marker.
+func (m *state) decodeAborted(d *snapshotDecoder, head *snapshotHead) {
+	if d.version == 1 {
+		if head.lastMarker != noOffset {
+			m.abortedFrom = head.endOffset
+		}
+		return
+	}
+	m.logStart, m.abortedFrom = d.int64(), d.int64()
+	n := d.int64()
+	if end := m.restoredLogEnd; m.logStart < 0 || m.logStart > end || m.abortedFrom < 0 || m.abortedFrom > end || n < 0 {
+		d.fail("log start offset %d, %d aborted transactions known from %d, of a log that ends at %d", m.logStart, n, m.abortedFrom, end)
+	}
+	last := m.logStart - 1
+	for i := int64(0); i < n && d.err == nil; i++ {
+		r := AbortedTransaction{d.int64(), d.int64(), d.int64()}
+		if d.err == nil && (r.ProducerID < 0 || r.ProducerID > m.maxProducerID || r.FirstOffset < 0 || r.FirstOffset >= r.LastOffset ||
+			r.LastOffset <= last || r.LastOffset >= m.restoredLogEnd) {
+			d.fail("entry %d of %d: aborted transaction of producer %d: invalid offsets %d to %d", i, n, r.ProducerID, r.FirstOffset, r.LastOffset)
+			return
+		}
+		m.transactions().aborted.add(r)
+		last = r.LastOffset
+	}
 }
 
 // finish makes the rows fit to be looked up, if nothing was wrong.
@@ -206,6 +239,7 @@ type snapshotDecoder struct {
 	start, end int // of what is in buf and not taken yet
 	summed     int // of buf
 	sum        uint32
+	version    uint32
 	readErr    error // of r
 	err        error
 }
@@ -308,7 +342,7 @@ func (d *snapshotDecoder) requireEnd() {
 // written. What they say it does not look at.
 func verifySnapshot(r io.Reader) error {
 	d := newSnapshotDecoder(r)
-	d.version()
+	d.readVersion()
 	for len(d.peek(snapshotChunk)) == snapshotChunk {
 		d.skip(snapshotChunk - checksumSize)
 	}
@@ -345,19 +379,19 @@ func (d *snapshotDecoder) tick() tick {
 	return tick{ms: i.ms, ns: i.ns, producers: d.uint32()}
 }
 
-// version reads what every version begins with.
-func (d *snapshotDecoder) version() {
+// readVersion reads what every version begins with.
+func (d *snapshotDecoder) readVersion() {
 	if b := d.take(len(snapshotMagic)); b != nil && string(b) != snapshotMagic {
 		d.fail("it begins with %x", b)
 	}
-	if v := d.uint32(); v != snapshotVersion && d.err == nil {
-		d.err = fmt.Errorf("%w: %d, known is %d", ErrSnapshotVersion, v, snapshotVersion)
+	if d.version = d.uint32(); (d.version < 1 || d.version > snapshotVersion) && d.err == nil {
+		d.err = fmt.Errorf("%w: %d, known are 1 to %d", ErrSnapshotVersion, d.version, snapshotVersion)
 	}
 }
 
 // head reads the header up to the counts.
 func (d *snapshotDecoder) head() snapshotHead {
-	d.version()
+	d.readVersion()
 	var h snapshotHead
 	copy(h.logID[:], d.take(len(h.logID)))
 	h.endOffset, h.logEndOffset = d.int64(), d.int64()

@@ -14,13 +14,13 @@ import (
 // written to a file without a lock, and restored into a manager. The log from
 // the snapshot's end offset on does the rest.
 //
-// The format, version 1. Numbers are little-endian, as the processors are that
+// The format, version 2. Numbers are little-endian, as the processors are that
 // it is read on. It is frozen: files of it are in testdata, and a change of it is
 // another version.
 //
 //	offset  size
 //	     0     4  magic "idps"
-//	     4     4  version, 1
+//	     4     4  version, 2
 //	     8    16  identity of the log, or zeros
 //	    24     8  end offset: where the replay starts
 //	    32     8  log end offset: batches below it are remembered
@@ -49,7 +49,16 @@ import (
 //	                  +0  4  number of sequences, 1 or more
 //	                  +4  4  first sequence
 //	                  +8  8  base offset
+//	     .     8  log start offset
+//	     .     8  offset from which aborted transactions are known
+//	     .     8  number of aborted transactions, A
+//	     .  24*A  aborted transactions, in the order of their last offsets
+//	              +0  8  producer id
+//	              +8  8  first offset
+//	             +16  8  last offset
 //	     .     4  CRC-32C of everything before
+//
+// Version 1 ends after the producers. It is still read.
 //
 // The times say who was active when: the first time's producers come first, then
 // the second's, and so on; those after the last time's have been active since
@@ -66,13 +75,14 @@ import (
 // The layout above, in numbers.
 const (
 	snapshotMagic   = "idps"
-	snapshotVersion = 1
+	snapshotVersion = 2
 
 	headerSize   = 88
 	timeSize     = 16
 	producerSize = 16
 	txnSize      = 8
 	entrySize    = 16
+	abortedSize  = 24
 	checksumSize = 4
 
 	flagInexact uint32 = 1 << 0 // of the header
@@ -99,6 +109,8 @@ type Snapshot struct {
 	idle   list
 	pinned list
 	head   snapshotHead
+	// aborted are the aborted transactions. Their memory is shared.
+	aborted []AbortedTransaction
 	// current is the mark of those active since the last Expire.
 	current uint32
 	// capped says that the order of the lists is that of the commits.
@@ -120,6 +132,8 @@ type snapshotHead struct {
 	lastForgetEnd int64
 	now           instant // of the last Expire
 	inexact       bool
+	logStart      int64
+	abortedFrom   int64
 }
 
 // Snapshot returns a copy of the state at this moment: a consistent one, however
@@ -138,6 +152,7 @@ func (m *ProducerStateManager) Snapshot() *Snapshot {
 		ticks:             slices.Clone(m.recency.ticks),
 		idle:              m.recency.idle,
 		pinned:            m.recency.pinned,
+		aborted:           m.txns.shareAborted(),
 		current:           m.recency.current,
 		capped:            m.cfg.MaxProducers > 0,
 		truncations:       m.truncations,
@@ -151,6 +166,8 @@ func (m *ProducerStateManager) Snapshot() *Snapshot {
 			lastForgetEnd: m.lastForgetEnd,
 			now:           m.recency.now,
 			inexact:       m.inexact,
+			logStart:      m.logStart,
+			abortedFrom:   m.abortedFrom,
 		},
 	}
 }
@@ -269,6 +286,16 @@ func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
 		for _, row := range rows {
 			e.buf = s.rows.at(row).append(e.buf)
 		}
+	}
+	e.room(3 * 8)
+	e.buf = littleEndian.AppendUint64(e.buf, uint64(s.head.logStart))
+	e.buf = littleEndian.AppendUint64(e.buf, uint64(s.head.abortedFrom))
+	e.buf = littleEndian.AppendUint64(e.buf, uint64(len(s.aborted)))
+	for _, r := range s.aborted {
+		e.room(abortedSize)
+		e.buf = littleEndian.AppendUint64(e.buf, uint64(r.ProducerID))
+		e.buf = littleEndian.AppendUint64(e.buf, uint64(r.FirstOffset))
+		e.buf = littleEndian.AppendUint64(e.buf, uint64(r.LastOffset))
 	}
 	e.flush()
 	e.buf = littleEndian.AppendUint32(e.buf, e.sum)

@@ -1,6 +1,7 @@
 package idempotence
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -77,6 +78,37 @@ func (s *state) openTxn(p *producer, baseOffset int64) {
 	if !p.inTransaction() {
 		p.txnFirst = baseOffset
 		s.transactions().open.add(baseOffset, p.id)
+	}
+}
+
+// shareAborted returns the aborted transactions for a snapshot.
+func (t *transactions) shareAborted() []AbortedTransaction {
+	if t == nil {
+		return nil
+	}
+	return t.aborted.share()
+}
+
+// findOpenTxns enters the open transactions of the rows of a restored state.
+func (s *state) findOpenTxns() {
+	var open []offsetEntry
+	for at := s.recency.pinned.oldest; at != 0; at = s.table.at(at.row()).newer {
+		p := s.table.at(at.row())
+		open = append(open, offsetEntry{p.txnFirst, p.id})
+	}
+	if len(open) == 0 {
+		return
+	}
+	slices.SortStableFunc(open, func(a, b offsetEntry) int { return cmp.Compare(a.key, b.key) })
+	s.transactions().open = offsetQueue{entries: open, live: len(open)}
+}
+
+// keepTxns keeps of the state that s replaces what a restore keeps: the higher log
+// start offset, and that LastStableOffset was called.
+func (s *state) keepTxns(former *state) {
+	s.advanceStart(former.logStart)
+	if t := former.txns; t != nil && t.watermark != noOffset {
+		s.transactions().watermark = min(t.watermark, s.endOffset)
 	}
 }
 
