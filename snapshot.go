@@ -230,7 +230,7 @@ func (s *Snapshot) contents() (rows []uint32, times []tick) {
 		p := s.rows.at(row)
 		time := timeOf[p.tick]
 		counts[time]++
-		ranks[row] = ranked{key: uint64(p.newestOffset() + 1), row: row, time: time}
+		ranks[row] = ranked{key: idleBit(p) | uint64(p.newestOffset()+1), row: row, time: time}
 	}
 	if s.capped {
 		s.rankByCommit(ranks)
@@ -259,8 +259,18 @@ func (s *Snapshot) rankByCommit(ranks []ranked) {
 		}
 	}
 	for i := range ranks {
-		ranks[i].key = uint64(place[ranks[i].row])
+		row := ranks[i].row
+		ranks[i].key = idleBit(s.rows.at(row)) | uint64(place[row])
 	}
+}
+
+// idleBit puts a producer without an open transaction behind those with one, in the
+// key of a rank.
+func idleBit(p *producer) uint64 {
+	if p.inTransaction() {
+		return 0
+	}
+	return 1 << 63
 }
 
 // WriteTo writes the snapshot to w, in the format drawn at the top of
