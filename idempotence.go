@@ -77,6 +77,14 @@ type Config struct {
 	// zero value is StartAtZero.
 	UnknownProducer UnknownProducerPolicy
 
+	// Contiguous says that the offsets of the log have no holes and that the
+	// manager is told of every append, including those without a producer id and
+	// transaction markers. Each append must then begin at EndOffset; anything
+	// else is ErrOffsetOrder, which turns most mistakes of an embedder into an
+	// error at the first batch. See "Mistakes that are caught" in the package
+	// comment. A compacted log has holes.
+	Contiguous bool
+
 	// Expiration is how long a producer may be idle before Expire forgets it.
 	// Zero means DefaultExpiration, negative means never. It should be longer
 	// than any producer retries.
@@ -92,14 +100,6 @@ type Config struct {
 	// another log is refused with ErrSnapshotLog. All zeros mean no identity,
 	// which is compared with nothing.
 	LogID [16]byte
-
-	// Contiguous says that the offsets of the log have no holes and that the
-	// manager is told of every append, including those without a producer id and
-	// transaction markers. Each append must then begin at EndOffset; anything
-	// else is ErrOffsetOrder, which turns most mistakes of an embedder into an
-	// error at the first batch. See "Mistakes that are caught" in the package
-	// comment. A compacted log has holes.
-	Contiguous bool
 }
 
 // ProducerStateManager remembers the last batches of each producer of one
@@ -153,11 +153,7 @@ type state struct {
 	// has an allocation of its own, so that a snapshot does not keep the manager.
 	truncations *atomic.Uint64
 	inFlight    *inFlightSet  // nil until the first reservation
-	txns        *transactions // nil until the first transaction or LastStableOffset
-	// logStart is the log start offset given to AdvanceStart, or 0.
-	logStart int64
-	// abortedFrom is the offset from which on aborted transactions are known.
-	abortedFrom int64
+	txns        *transactions // nil until there is something to know
 }
 
 // New returns a manager for a partition with no producers and end offset 0. It

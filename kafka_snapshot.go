@@ -147,7 +147,8 @@ func (m *ProducerStateManager) RestoreKafka(r io.Reader, endOffset int64) error 
 	d := newSnapshotDecoder(r)
 	n := newState(m.cfg)
 	n.endOffset = max(endOffset, 0)
-	n.lastMarker, n.abortedFrom = n.endOffset-1, n.endOffset
+	n.lastMarker = n.endOffset - 1
+	n.setBounds(0, n.endOffset)
 	n.decodeKafka(d)
 	if d.err != nil {
 		return d.err

@@ -90,16 +90,16 @@ func (m *state) decode(d *snapshotDecoder) (logID [16]byte) {
 func (m *state) decodeAborted(d *snapshotDecoder, head *snapshotHead) {
 	if d.version == 1 {
 		if head.lastMarker != noOffset {
-			m.abortedFrom = head.endOffset
+			m.setBounds(0, head.endOffset)
 		}
 		return
 	}
-	m.logStart, m.abortedFrom = d.int64(), d.int64()
-	n := d.int64()
-	if end := m.restoredLogEnd; m.logStart < 0 || m.logStart > end || m.abortedFrom < 0 || m.abortedFrom > end || n < 0 {
-		d.fail("log start offset %d, %d aborted transactions known from %d, of a log that ends at %d", m.logStart, n, m.abortedFrom, end)
+	logStart, abortedFrom, n := d.int64(), d.int64(), d.int64()
+	if end := m.restoredLogEnd; logStart < 0 || logStart > end || abortedFrom < 0 || abortedFrom > end || n < 0 {
+		d.fail("log start offset %d, %d aborted transactions known from %d, of a log that ends at %d", logStart, n, abortedFrom, end)
 	}
-	last := m.logStart - 1
+	m.setBounds(logStart, abortedFrom)
+	last := logStart - 1
 	for i := int64(0); i < n && d.err == nil; i++ {
 		r := AbortedTransaction{d.int64(), d.int64(), d.int64()}
 		if d.err == nil && (r.ProducerID < 0 || r.ProducerID > m.maxProducerID || r.FirstOffset < 0 || r.FirstOffset >= r.LastOffset ||

@@ -147,6 +147,7 @@ type snapshotHead struct {
 func (m *ProducerStateManager) Snapshot() *Snapshot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	logStart, abortedFrom := m.txns.bounds()
 	return &Snapshot{
 		rows:              m.table.freeze(),
 		ticks:             slices.Clone(m.recency.ticks),
@@ -166,8 +167,8 @@ func (m *ProducerStateManager) Snapshot() *Snapshot {
 			lastForgetEnd: m.lastForgetEnd,
 			now:           m.recency.now,
 			inexact:       m.inexact,
-			logStart:      m.logStart,
-			abortedFrom:   m.abortedFrom,
+			logStart:      logStart,
+			abortedFrom:   abortedFrom,
 		},
 	}
 }

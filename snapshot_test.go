@@ -520,9 +520,13 @@ var survival = map[string]string{
 	"state.endOffset":            "written",
 	"state.maxProducerID":        "written",
 	"state.lastMarker":           "written",
-	"state.txns":                 "the aborted transactions are written; the open ones are in the rows; the rest is not kept",
-	"state.logStart":             "written",
-	"state.abortedFrom":          "written",
+	"state.txns":                 "field by field",
+	"transactions.open":          "in the rows of the producers",
+	"transactions.ended":         "not kept: durable with the coordinator",
+	"transactions.aborted":       "written",
+	"transactions.watermark":     "not written",
+	"transactions.logStart":      "written",
+	"transactions.abortedFrom":   "written",
 	"state.lastForgetEnd":        "written",
 	"state.inexact":              "written",
 	"state.restoredLogEnd":       "written, where it is past the end offset",
@@ -570,7 +574,7 @@ var survival = map[string]string{
 // format has not been thought of.
 func TestFormatKnowsEveryField(t *testing.T) {
 	var fields []string
-	for _, v := range []any{&ProducerStateManager{}, &state{}, &recency{}, &tick{}, &instant{}, &producer{}, &window{}, &entry{}} {
+	for _, v := range []any{&ProducerStateManager{}, &state{}, &transactions{}, &recency{}, &tick{}, &instant{}, &producer{}, &window{}, &entry{}} {
 		typ := reflect.TypeOf(v).Elem()
 		for i := range typ.NumField() {
 			if name := typ.Field(i).Name; name != "_" {
@@ -612,8 +616,8 @@ func TestEveryWrittenFieldShows(t *testing.T) {
 		"endOffset":     func(m *ProducerStateManager, _ *producer) { m.endOffset++ },
 		"maxProducerID": func(m *ProducerStateManager, _ *producer) { m.maxProducerID++ },
 		"lastMarker":    func(m *ProducerStateManager, _ *producer) { m.lastMarker++ },
-		"logStart":      func(m *ProducerStateManager, _ *producer) { m.logStart++ },
-		"abortedFrom":   func(m *ProducerStateManager, _ *producer) { m.abortedFrom++ },
+		"logStart":      func(m *ProducerStateManager, _ *producer) { m.setBounds(1, 0) },
+		"abortedFrom":   func(m *ProducerStateManager, _ *producer) { m.setBounds(0, 1) },
 		"aborted": func(m *ProducerStateManager, _ *producer) {
 			m.transactions().aborted.add(AbortedTransaction{31, 8, 12})
 		},

@@ -142,6 +142,5 @@ func (s *state) empty() {
 	s.recency = recency{now: s.recency.now}
 	s.endOffset, s.restoredLogEnd = 0, 0
 	s.lastMarker, s.lastForgetEnd, s.inexact = noOffset, 0, false
-	s.logStart, s.abortedFrom = 0, 0
 	s.txns.empty(0)
 }

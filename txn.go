@@ -51,10 +51,12 @@ func (k *Marker) batch() Batch {
 //  1. open has exactly the producers with an open transaction, by first offset.
 //  2. Every marker in ended lies at or past watermark, which is not noOffset.
 type transactions struct {
-	open      offsetQueue // producer ids by first offset
-	ended     endedQueue
-	aborted   abortedRanges
-	watermark int64 // the highest given to LastStableOffset, or noOffset
+	open        offsetQueue // producer ids by first offset
+	ended       endedQueue
+	aborted     abortedRanges
+	watermark   int64 // the highest given to LastStableOffset, or noOffset
+	logStart    int64 // the highest given to AdvanceStart
+	abortedFrom int64 // aborted transactions are known from here on
 }
 
 // transactions returns what is known, and makes it for the first transaction.
@@ -63,6 +65,23 @@ func (s *state) transactions() *transactions {
 		s.txns = &transactions{watermark: noOffset}
 	}
 	return s.txns
+}
+
+// bounds returns the log start offset, and the offset from which on aborted
+// transactions are known as far as the log reaches back.
+func (t *transactions) bounds() (logStart, abortedFrom int64) {
+	if t == nil {
+		return 0, 0
+	}
+	return t.logStart, t.abortedFrom
+}
+
+// setBounds sets what bounds returns.
+func (s *state) setBounds(logStart, abortedFrom int64) {
+	if s.txns != nil || logStart > 0 || abortedFrom > 0 {
+		t := s.transactions()
+		t.logStart, t.abortedFrom = logStart, abortedFrom
+	}
 }
 
 // empty forgets every transaction, since the log ends at end and holds none. That
@@ -106,7 +125,8 @@ func (s *state) findOpenTxns() {
 // keepTxns keeps of the state that s replaces what a restore keeps: the higher log
 // start offset, and that LastStableOffset was called.
 func (s *state) keepTxns(former *state) {
-	s.advanceStart(former.logStart)
+	logStart, _ := former.txns.bounds()
+	s.advanceStart(logStart)
 	if t := former.txns; t != nil && t.watermark != noOffset {
 		s.transactions().watermark = min(t.watermark, s.endOffset)
 	}
@@ -329,7 +349,7 @@ func (m *ProducerStateManager) LastStableOffset(highWatermark int64) int64 {
 	if len(t.ended) > 0 {
 		stable = min(stable, t.ended[0].first)
 	}
-	return max(m.inFlight.lowestTxn(stable), m.logStart)
+	return max(m.inFlight.lowestTxn(stable), t.logStart)
 }
 
 // AbortedTransactions returns what a reader of the offsets [from, to) must know to
@@ -347,7 +367,7 @@ func (m *ProducerStateManager) LastStableOffset(highWatermark int64) int64 {
 func (m *ProducerStateManager) AbortedTransactions(from, to int64) ([]AbortedTransaction, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if known := max(m.abortedFrom, m.logStart); from < known {
+	if known := max(m.txns.bounds()); from < known {
 		return nil, fmt.Errorf("%w: asked from offset %d, known from %d", ErrAbortedUnknown, from, known)
 	}
 	if m.txns == nil {
@@ -385,12 +405,9 @@ func (m *ProducerStateManager) AdvanceStart(logStart int64) {
 }
 
 func (s *state) advanceStart(logStart int64) {
-	if logStart <= s.logStart {
-		return
-	}
-	s.logStart = logStart
-	s.advance(logStart)
-	if s.txns != nil {
+	if known, abortedFrom := s.txns.bounds(); logStart > known {
+		s.setBounds(logStart, abortedFrom)
+		s.advance(logStart)
 		s.txns.aborted.forgetBelow(logStart)
 	}
 }
@@ -398,8 +415,8 @@ func (s *state) advanceStart(logStart int64) {
 // truncateTxns takes back what is known of transactions at or past to. The rows of
 // the producers have been cut already.
 func (s *state) truncateTxns(to int64) {
-	s.logStart, s.abortedFrom = min(s.logStart, to), min(s.abortedFrom, to)
 	if t := s.txns; t != nil {
+		t.logStart, t.abortedFrom = min(t.logStart, to), min(t.abortedFrom, to)
 		t.aborted.truncate(to)
 		t.ended.truncate(to)
 		t.watermark = min(t.watermark, to)
