@@ -86,20 +86,20 @@ func (p *acquaintance) newest() int64 {
 // write appends an entry to the log and applies it.
 func (c *chronicle) write(l logged) {
 	c.end = max(c.end, l.end())
-	saysMore := c.apply(l)
+	saysMore := c.apply(l, true)
 	c.log = append(c.log, happening{logged: l, saysMore: saysMore})
 }
 
 // apply does what an entry of the log does to what is remembered. It returns
 // whether the entry says more of its producer than its window shows.
-func (c *chronicle) apply(l logged) (saysMore bool) {
+func (c *chronicle) apply(l logged, untold bool) (saysMore bool) {
 	if l.pid() == NoProducerID {
 		return false
 	}
 	plain := l.marker == nil && l.batch.BaseSequence >= 0
 	p := c.known[l.pid()]
 	if p != nil && (l.epoch() < p.epoch || l.base < p.newest() || l.marker == nil && l.base == p.newest()) {
-		return l.marker != nil
+		return c.applyStale(p, l, untold)
 	}
 	if p == nil {
 		c.evict()
@@ -115,8 +115,7 @@ func (c *chronicle) apply(l logged) (saysMore bool) {
 	}
 	switch {
 	case l.marker != nil:
-		p.txn = -1
-		p.coord = max(p.coord, l.marker.CoordinatorEpoch)
+		p.end(l)
 	case plain:
 		first := int64(l.batch.BaseSequence)
 		last := (first + int64(l.batch.Count) - 1) % modulus
@@ -129,6 +128,30 @@ func (c *chronicle) apply(l logged) (saysMore bool) {
 	return !plain
 }
 
+// applyStale applies an entry that is older than what is remembered of its producer.
+// A transaction is opened and ended by the place in the log.
+func (c *chronicle) applyStale(p *acquaintance, l logged, untold bool) (saysMore bool) {
+	was := p.txn
+	if l.marker != nil {
+		p.end(l)
+	} else if l.batch.Transactional && untold && p.txn < 0 {
+		p.txn = l.base
+	}
+	if p.txn != was {
+		c.turn++
+		p.turn, p.fresh, p.recency = c.turn, true, time.Time{}
+	}
+	return l.marker != nil
+}
+
+// end applies a marker to the transaction that began before it.
+func (p *acquaintance) end(l logged) {
+	if l.marker.CoordinatorEpoch >= 0 && p.txn < l.base {
+		p.txn = -1
+	}
+	p.coord = max(p.coord, l.marker.CoordinatorEpoch)
+}
+
 // again applies an entry that was applied before.
 func (c *chronicle) again(l logged) {
 	p := c.known[l.pid()]
@@ -136,7 +159,7 @@ func (c *chronicle) again(l logged) {
 	if l.pid() != NoProducerID && (p == nil || len(p.batches) == 0) && slices.ContainsFunc(c.log, wasForgotten) {
 		c.revived = true
 	}
-	c.apply(l)
+	c.apply(l, false)
 }
 
 func (c *chronicle) forget(pid int64) {
@@ -222,7 +245,7 @@ func (c *chronicle) rebuilt(to int64) *chronicle {
 		if h.isForgetting {
 			delete(r.known, h.forgot)
 		} else {
-			r.apply(h.logged)
+			r.apply(h.logged, true)
 		}
 	}
 	return r

@@ -138,7 +138,7 @@ var pipelineActions = []pipelineAction{
 func (p *pipeline) verify() {
 	audit(p.t, p.m)
 	p.compare(p.model.state(), stateOf(p.m), "the state (-model +manager)")
-	if want, got := p.model.stats, p.m.Stats(); want != got {
+	if want, got := p.model.stats, counters(p.m.Stats()); want != got {
 		p.fail("the counts (-model +manager):\n%s", cmp.Diff(want, got))
 	}
 	p.verifySnapshotEnd()
