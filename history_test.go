@@ -115,7 +115,7 @@ func (c *chronicle) apply(l logged, untold bool) (saysMore bool) {
 	}
 	switch {
 	case l.marker != nil:
-		p.end(l)
+		p.end(l, true)
 	case plain:
 		first := int64(l.batch.BaseSequence)
 		last := (first + int64(l.batch.Count) - 1) % modulus
@@ -133,7 +133,7 @@ func (c *chronicle) apply(l logged, untold bool) (saysMore bool) {
 func (c *chronicle) applyStale(p *acquaintance, l logged, untold bool) (saysMore bool) {
 	was := p.txn
 	if l.marker != nil {
-		p.end(l)
+		p.end(l, untold)
 	} else if l.batch.Transactional && untold && p.txn < 0 {
 		p.txn = l.base
 	}
@@ -141,15 +141,17 @@ func (c *chronicle) applyStale(p *acquaintance, l logged, untold bool) (saysMore
 		c.turn++
 		p.turn, p.fresh, p.recency = c.turn, true, time.Time{}
 	}
-	return l.marker != nil
+	return l.marker != nil || p.txn != was
 }
 
 // end applies a marker to the transaction that began before it.
-func (p *acquaintance) end(l logged) {
+func (p *acquaintance) end(l logged, untold bool) {
 	if l.marker.CoordinatorEpoch >= 0 && p.txn < l.base {
 		p.txn = -1
 	}
-	p.coord = max(p.coord, l.marker.CoordinatorEpoch)
+	if untold {
+		p.coord = max(p.coord, l.marker.CoordinatorEpoch)
+	}
 }
 
 // again applies an entry that was applied before.

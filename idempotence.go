@@ -138,8 +138,9 @@ type state struct {
 	restoredLogEnd int64
 	// maxProducerID is the highest producer id ever remembered, or NoProducerID.
 	maxProducerID int64
-	// lastMarker is the highest known offset of a marker or of the end of a batch
-	// without sequences, or noOffset (truncate.go).
+	// lastMarker is the highest known offset of what no window shows: a marker, or
+	// the last record of a batch without sequences or of an older epoch. noOffset if
+	// there is none (truncate.go).
 	lastMarker int64
 	// lastForgetEnd is the log end offset when a producer was last forgotten, or 0
 	// (truncate.go).

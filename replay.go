@@ -154,6 +154,7 @@ func (s *state) replay(b *Batch, baseOffset int64, untold bool) {
 // snapshot may know a later epoch than the log up to its end.
 func (s *state) replayStale(b *Batch, baseOffset int64, untold bool) {
 	if p, row := s.table.edit(b.ProducerID); b.Transactional && untold && !p.inTransaction() {
+		s.lastMarker = max(s.lastMarker, baseOffset+b.offsets()-1)
 		s.openTxn(p, baseOffset)
 		s.touch(p, row)
 	}
@@ -203,9 +204,10 @@ func (m *ProducerStateManager) replayMarker(k Marker, offset, end int64) error {
 	case !m.mayReplay(offset, 1):
 		return newMarkerError(k, offset, ErrOffsetOrder)
 	}
+	untold := m.isUntold(offset)
 	m.advance(end)
 	if p := m.table.find(k.ProducerID); p != nil && (k.Epoch < p.epoch || offset < p.newestOffset()) {
-		m.replayStaleMarker(&k, offset)
+		m.replayStaleMarker(&k, offset, untold)
 	} else {
 		m.overtake(k.ProducerID, k.Epoch, offset)
 		m.applyMarker(&k, offset)
@@ -215,15 +217,19 @@ func (m *ProducerStateManager) replayMarker(k Marker, offset, end int64) error {
 }
 
 // replayStaleMarker applies a marker of a known producer that is older than what is
-// remembered of it: it can still end a transaction that began before it.
-func (s *state) replayStaleMarker(k *Marker, offset int64) {
+// remembered of it. It can still end a transaction that began before it. One that the
+// manager has been told of changes nothing else: the producer may have been forgotten
+// since.
+func (s *state) replayStaleMarker(k *Marker, offset int64, untold bool) {
 	s.lastMarker = max(s.lastMarker, offset)
 	p, row := s.table.edit(k.ProducerID)
 	if k.CoordinatorEpoch != noCoordinator {
 		s.endTxn(p, offset, k.Commit)
 	}
-	p.coordinatorEpoch = max(p.coordinatorEpoch, k.CoordinatorEpoch)
-	p.history |= hadMarker
+	if untold {
+		p.coordinatorEpoch = max(p.coordinatorEpoch, k.CoordinatorEpoch)
+		p.history |= hadMarker
+	}
 	if p.pinned && !p.busy() {
 		s.touch(p, row)
 	}

@@ -82,7 +82,7 @@ func TestRoundTrip(t *testing.T) {
 			if !bytes.Equal(snapshot, encoded(t, again)) {
 				t.Fatalf("%d producers %s: the restored state has other bytes", n, name)
 			}
-			if frame := headerSize + timeSize + checksumSize; len(snapshot) > frame+100*n {
+			if frame := headerSize + timeSize + 3*8 + checksumSize; len(snapshot) > frame+100*n {
 				t.Fatalf("%d producers take %d bytes", n, len(snapshot)-frame)
 			}
 		}
