@@ -76,7 +76,7 @@ func BenchmarkIndexAgainstMap(b *testing.B) {
 			for done := 0; done < b.N; done += indexTurn {
 				x.next()
 				byIndex := x.time(func(pid int64) *producer {
-					p, _ := x.table.probe(pid)
+					p := x.table.probe(pid)
 					return p
 				})
 				x.next()
