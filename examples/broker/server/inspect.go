@@ -46,7 +46,7 @@ func Inspect(dir string) (Recovery, error) {
 	}
 	defer snapshots.close()
 
-	var cfg idempotence.Config
+	cfg := idempotence.Config{Contiguous: true}
 	if topic, i, ok := parseDirName(filepath.Base(dir)); ok {
 		cfg.LogID = LogID(topic, i)
 	}

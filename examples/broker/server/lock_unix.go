@@ -16,7 +16,7 @@ func lockFile(path string) (*os.File, error) {
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("in use by another broker: %w", err)
+		return nil, fmt.Errorf("%w: %w", errInUse, err)
 	}
 	return f, nil
 }

@@ -16,7 +16,7 @@ func lockFile(path string) (*os.File, error) {
 	const flags = windows.LOCKFILE_EXCLUSIVE_LOCK | windows.LOCKFILE_FAIL_IMMEDIATELY
 	if err := windows.LockFileEx(windows.Handle(f.Fd()), flags, 0, 1, 0, new(windows.Overlapped)); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("in use by another broker: %w", err)
+		return nil, fmt.Errorf("%w: %w", errInUse, err)
 	}
 	return f, nil
 }

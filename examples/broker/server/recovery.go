@@ -20,7 +20,8 @@ func (p *partition) open() error {
 		return err
 	}
 	var err error
-	if p.snapshots, err = idempotence.OpenSnapshotDir(p.dir, 0); err == nil {
+	p.snapshots, err = awaitLock(func() (*idempotence.SnapshotDir, error) { return idempotence.OpenSnapshotDir(p.dir, 0) })
+	if err == nil {
 		err = p.recover()
 	}
 	if err != nil {
@@ -86,7 +87,12 @@ func recoverProducers(m *idempotence.ProducerStateManager, log *segment.Log, sna
 	if err != nil {
 		found.Skipped = append(found.Skipped, err)
 	}
-	return found, log.Replay(found.EndOffset, m.ReplayLog)
+	m.Advance(log.Start()) // where there is neither a snapshot nor a batch
+	if err := log.Replay(found.EndOffset, m.ReplayLog); err != nil {
+		return found, err
+	}
+	m.ReplayedTo(log.End())
+	return found, nil
 }
 
 // saveInBackground saves a snapshot of this moment while the broker goes on. If

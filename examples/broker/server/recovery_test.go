@@ -201,3 +201,35 @@ func TestNoSnapshotWithoutDeduplication(t *testing.T) {
 		t.Errorf("saved %v", names)
 	}
 }
+
+// A log that does not begin at 0, empty or not, is recovered and goes on where it
+// ends.
+func TestLogThatBeginsLater(t *testing.T) {
+	for _, batches := range []int32{0, 1, 3} {
+		cfg := Config{Dir: t.TempDir()}.withDefaults()
+		dir := filepath.Join(cfg.Dir, "t-0")
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "00000000000000000500.log"), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		seq := int32(0)
+		for range 3 {
+			p, err := openPartition(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range batches {
+				produceTo(t, p, 31, 0, seq, 1)
+				seq++
+			}
+			if got, want := p.log.End(), int64(500+seq); got != want || p.producers.EndOffset() != want {
+				t.Errorf("%d batches a run: the log ends at %d, the state at %d, want %d", batches, got, p.producers.EndOffset(), want)
+			}
+			if err := p.close(false); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}

@@ -13,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/idempotence-go/idempotence"
 	"github.com/idempotence-go/idempotence/examples/broker/segment"
 	"github.com/idempotence-go/idempotence/examples/broker/segment/segmenttest"
 	"github.com/idempotence-go/idempotence/examples/broker/server"
@@ -278,4 +279,26 @@ func TestMadeUpProducerID(t *testing.T) {
 		t.Errorf("id %d was handed out, and a producer up to %d made it up", id, first+3)
 	}
 	wantAnswer(t, "first of its own", c.batch(id, 0, 0, 2), stored(3))
+}
+
+// A lock that stays for a moment after the broker that had it keeps neither the
+// next one from starting nor a partition offline.
+func TestLockThatStaysForAMoment(t *testing.T) {
+	cfg := server.Config{Dir: t.TempDir(), Partitions: 1}
+	b := start(t, cfg)
+	b.dial().create("t")
+	b.stop()
+	snapshots, err := idempotence.OpenSnapshotDir(filepath.Join(cfg.Dir, "t-0"), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(100*time.Millisecond, func() { snapshots.Close() })
+	b = start(t, cfg)
+	if offline := b.s.Offline(); len(offline) > 0 {
+		t.Errorf("offline: %v", offline)
+	}
+	stopped := make(chan struct{})
+	time.AfterFunc(100*time.Millisecond, func() { b.stop(); close(stopped) })
+	start(t, cfg)
+	<-stopped
 }

@@ -133,6 +133,7 @@ func newPartition(cfg Config, topic string, i int32) *partition {
 			Expiration:      cfg.ExpireAfter,
 			MaxProducers:    cfg.MaxProducers,
 			LogID:           LogID(topic, i),
+			Contiguous:      true,
 		}),
 		waits:    semaphore.NewWeighted(maxWaits),
 		watchers: make(map[chan<- struct{}]struct{}),
