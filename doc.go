@@ -1,11 +1,11 @@
 /*
 Package idempotence is the broker's half of Kafka's idempotent producer. It judges
-each batch that arrives: append it, answer it from memory, or refuse it. A batch that
-a producer sends again is then in the log exactly once.
+each batch that arrives: append it, answer it from memory, or refuse it. However often
+a producer sends a batch, the log holds it once.
 
 An idempotent producer numbers what it sends. Each batch carries a producer id, an
 epoch and the sequence of its first record, and a retry carries the same three. This
-package remembers the last five batches of every producer. It recognises a retry,
+package remembers the last five batches of each producer. It recognises a retry,
 notices a gap, and fences a producer that has been replaced. It also follows
 transactions. The log, the disk, replication and the clients stay with the broker.
 
@@ -58,9 +58,9 @@ partition offline. A batch that is in the log and not remembered will be stored 
 A duplicate is a success. Acknowledge it on the same terms as its first copy: if that
 must wait for replicas, so must the duplicate.
 
-Producer ids are handed out by the broker (InitProducerId). Never hand one out twice:
-stay above [ProducerStateManager.MaxProducerID] of every partition, and refuse a batch
-with an id that you have not handed out, or a client can use up the ids.
+The broker hands out producer ids (InitProducerId), and each of them once: stay above
+[ProducerStateManager.MaxProducerID] of every partition. Refuse a batch whose id you
+have not handed out. It would raise MaxProducerID, and the largest id leaves none above.
 
 # Who serialises
 
@@ -71,10 +71,13 @@ appended. Commit judges again, so the second Commit is refused with
 
 A refused Commit means that the log and the state have parted. Do not acknowledge the
 batch, and append nothing more until you have cut it off the log or rebuilt the state
-from the log. The reasons are: the lock was not held, Check was skipped, the offset is
-not the batch's own ([ErrOffsetOrder]), or the producer was forgotten between the two:
-call [ProducerStateManager.Expire] under the append lock, and do not use both loops on
-one partition with Config.MaxProducers.
+from the log. It has one of these causes:
+
+  - The lock was not held, or Check was skipped.
+  - The offset is not the batch's own ([ErrOffsetOrder]).
+  - The producer was forgotten between Check and Commit. Call
+    [ProducerStateManager.Expire] under the append lock. With Config.MaxProducers, do
+    not use both loops on one partition, since a reservation's Commit can evict.
 
 # The rules
 
@@ -93,32 +96,38 @@ after 2147483647 comes 0.
  7. Anything else is [ErrOutOfOrderSequence]: a gap, an overlap, a retry that was split
     or merged, a range that has left the window of five.
 
-T1. If 4 or 6 would append and a transaction of p is open: a batch that is not
-transactional is [ErrInvalidTxnState]; a newer epoch is [ErrConcurrentTransactions].
+Rule T1 is for a batch that 4 or 6 would append while a transaction of p is open. It is
+[ErrInvalidTxnState] if the batch is not transactional, and
+[ErrConcurrentTransactions] if the epoch is newer.
 
-A refusal changes nothing, so a refused epoch is not adopted. [KafkaErrorCode] gives the
-code of each error, and the comment of each error says when it is returned. A failure
-of your own is no error of this package and has code -1, which clients do not retry:
-answer it with 56 KAFKA_STORAGE_ERROR or 6 NOT_LEADER_OR_FOLLOWER instead. Send the base
-offset -1 with every error.
+A refusal changes nothing, so a refused epoch is not adopted. The comment of each error
+says when it is returned, and [KafkaErrorCode] gives its code. Send the base offset -1
+with every error. A failure of your own has code -1, which clients do not retry: answer
+it with 56 KAFKA_STORAGE_ERROR or 6 NOT_LEADER_OR_FOLLOWER instead.
 
 # What a producer does with an answer
 
 Measured: the fourth Produce request of a session is answered with the code, and nothing
-is stored. "Again" is the same batch again; "fails" means that its records fail.
+is stored.
 
-	code       franz-go 1.22      Sarama 1.61        librdkafka 2.11         KafkaJS, @platformatic/kafka
-	2          fails, new epoch   again              again                   again
-	6, 7, 56   again              again              again                   again
-	45         new epoch, again   fails, new epoch   fatal                   fails, same sequence next
-	46         as written         as written         as written              fails, same sequence next
-	47         new epoch, again   fails, new epoch   fails, new epoch        fails, same epoch next
-	59         new epoch, again   fails, new epoch   new epoch, again        fails, same sequence for ever
-	87, -1     fails, new epoch   fails, new epoch   fails, new epoch        fails, same sequence next
+	code       franz-go 1.22      Sarama 1.61        librdkafka 2.11    Node.js (1)            Node.js (2)
+	2          fails, new epoch   again              again              again                  again
+	6, 7, 56   again              again              again              again                  again
+	45         new epoch, again   fails, new epoch   fatal              fails, same sequence   new epoch, again
+	46         as written         as written         as written         fails, same sequence   fails, new epoch
+	47         new epoch, again   fails, new epoch   fails, new epoch   fails, same sequence   fails, new epoch
+	59         new epoch, again   fails, new epoch   new epoch, again   fails, same sequence   new epoch, again
+	87, -1     fails, new epoch   fails, new epoch   fails, new epoch   fails, same sequence   fails, new epoch
 
-So 45 ends a librdkafka producer; it is right only if data is missing. 47 stops no client
-by itself. 59 leaves the Node.js clients stuck. Before you send 45, 47 or 59, make sure
-that you still lead the partition.
+Node.js (1) is KafkaJS 2.2 and @platformatic/kafka 1.35, (2) is @platformatic/kafka 2.12.
+"Again" sends the batch again, and with "new epoch" from sequence 0. "Fails" gives up its
+records; the next ones begin a new epoch or take the same sequence. "As written" goes on,
+and "fatal" sends nothing more. librdkafka before 2.4 fails a batch that is answered 2.
+
+So 45 ends a librdkafka producer; it is right only if data is missing. 47 fences an
+epoch, not a client: most clients go on in a new one. 59 ends KafkaJS and
+@platformatic/kafka 1.x producers, since every batch that follows has the refused
+sequence. Before you send 45, 47 or 59, make sure that you still lead the partition.
 
 # Unknown producers
 
@@ -126,12 +135,13 @@ A producer is unknown if it is new or was forgotten. The two look alike, and
 Config.UnknownProducer says which mistake to risk.
 
   - [StartAtZero], the default: a producer whose first batch was lost is noticed. A
-    forgotten one gets 59, which the Node.js clients do not survive.
+    forgotten one gets 59; see the table for what its client does then.
   - [AcceptAny], as Kafka 2.5 to 4.4: every client goes on after its state was lost, and
-    a lost batch before it is not noticed. Choose it if you have clients other than
-    franz-go, Sarama and librdkafka.
-  - [StartAtZeroOnNewLog], as Kafka from 4.5: AcceptAny, but on a log that has never held
-    a record the first batch of a producer cannot be overtaken by its second.
+    a batch lost before it is not noticed. Choose it if clients may be KafkaJS or
+    @platformatic/kafka 1.x, or if you do not know them.
+  - [StartAtZeroOnNewLog], as Kafka from 4.5: AcceptAny, except that on a log that has
+    never held a record a producer must start at 0. There, a second batch that overtakes
+    the first does not pass for it.
 
 None of them recognises a retry of what was stored before the producer was forgotten.
 
@@ -148,57 +158,62 @@ Reserve is a complete handler. Its duties differ from the first loop's:
     wait.
  2. End each Reservation in exactly one Commit or Abort. Commits may come in any order.
  3. Never acknowledge on [ErrInFlight], the answer to a copy of a batch in flight. Wait
-    for [InFlightError].Done and ask again, or answer 7 REQUEST_TIMED_OUT. Something must
-    flush a lazy log meanwhile. If an earlier append of the producer can still fail when
-    Commit returns, wait until CheckBatch answers Duplicate before you acknowledge.
- 4. When an append fails, drop what is queued behind it of that producer, cut off what is
+    for [InFlightError].Done and ask again, or answer 7 REQUEST_TIMED_OUT. If the log is
+    lazy, make sure that something flushes it during the wait.
+ 4. A Commit is good to acknowledge if nothing before the batch in the log can fail any
+    more. Otherwise wait until CheckBatch answers Duplicate.
+ 5. When an append fails, drop what is queued behind it of that producer, cut off what is
     written, and Abort, all under the lock of duty 1. Later reservations of the producer
     end with [ErrAbandoned]. [ErrGap] says that one of them is committed: cut the log
     before it, or give up leadership.
- 5. When leadership is lost, or a Commit fails, call
-    [ProducerStateManager.AbandonReservations]. Once the log has settled, replay it from
-    the EndOffset of a [Snapshot] taken afterwards and call
-    [ProducerStateManager.ReplayedTo] with its end, or cut it and call
-    [ProducerStateManager.Truncate], before you judge again.
+ 6. When leadership is lost, or a Commit fails, take the partition offline and call
+    [ProducerStateManager.AbandonReservations]. Batches that were in flight may be in the
+    log. Once it has settled, before you judge again, either replay it from the EndOffset
+    of a [Snapshot] taken after the call, and tell [ProducerStateManager.ReplayedTo] its
+    end; or cut it, and call [ProducerStateManager.Truncate].
 
 # Transactions
 
 A batch with Transactional set opens a transaction of its producer on this partition, and
 a [Marker] ends it. The coordinator is yours. Two handlers use what the manager knows:
 
-		func (p *Partition) WriteMarker(ctx context.Context, k idempotence.Marker) error {
-			p.appendLock.Lock()
-			err := p.producers.CheckMarker(k)
-			var offset int64
-			if err == nil {
-				if offset, err = p.log.AppendMarker(k); err == nil {
-					err = p.producers.CommitMarker(k, offset) // an error: the log and the state have parted
-				}
+	func (p *Partition) WriteMarker(ctx context.Context, k idempotence.Marker) error {
+		p.appendLock.Lock()
+		err := p.producers.CheckMarker(k)
+		var offset int64
+		if err == nil {
+			if offset, err = p.log.AppendMarker(k); err == nil {
+				err = p.producers.CommitMarker(k, offset) // an error: the log and the state have parted
 			}
-			p.appendLock.Unlock()
-			if err != nil {
-				return err
-			}
-			return p.log.WaitReplicated(ctx, offset+1)
 		}
-
-		func (p *Partition) FetchCommitted(from int64) (records []byte, aborted []idempotence.AbortedTransaction, err error) {
-			limit := p.producers.LastStableOffset(p.log.HighWatermark())
-			records, end, err := p.log.Read(from, limit)
-			if err == nil {
-				aborted, err = p.producers.AbortedTransactions(from, end)
-			}
-			return records, aborted, err
+		p.appendLock.Unlock()
+		if err != nil {
+			return err
 		}
+		return p.log.WaitReplicated(ctx, offset+1)
+	}
 
-	 1. Write a marker under the append lock, like a batch. In the second loop, use
-	    [ProducerStateManager.ReserveMarker].
-	 2. Acknowledge it when it is durable.
-	 3. Call LastStableOffset first, then read the records, then call AbortedTransactions.
-	 4. ListOffsets "latest" at READ_COMMITTED is LastStableOffset.
-	 5. Call [ProducerStateManager.AdvanceStart] when the log's start moves.
-	 6. Keep compaction and deletion below LastStableOffset, and delete a marker only after
-	    its data.
+	func (p *Partition) FetchCommitted(from int64) (records []byte, aborted []idempotence.AbortedTransaction, err error) {
+		limit := p.producers.LastStableOffset(p.log.HighWatermark())
+		records, end, err := p.log.Read(from, limit)
+		if err == nil {
+			aborted, err = p.producers.AbortedTransactions(from, end)
+		}
+		return records, aborted, err
+	}
+
+Their duties:
+
+ 1. Write a marker under the append lock, like a batch. In the second loop, use
+    [ProducerStateManager.ReserveMarker].
+ 2. Acknowledge it when it is durable.
+ 3. Call LastStableOffset first, then read the records, then call AbortedTransactions.
+ 4. Answer ListOffsets "latest" at READ_COMMITTED with LastStableOffset.
+ 5. Move the high watermark under the append lock, or reserve: it must not pass a batch
+    that is in the log and neither committed nor reserved.
+ 6. Call [ProducerStateManager.AdvanceStart] when the log's start moves.
+ 7. Keep compaction and deletion below LastStableOffset, and delete a marker only after
+    its data.
 
 [ProducerStateManager.OldestTransaction] finds a transaction that hangs.
 
@@ -206,28 +221,30 @@ a [Marker] ends it. The coordinator is yours. Two handlers use what the manager 
 
 If the log is replicated by an engine such as Raft, decide in the state machine: propose
 what clients send, and call [ProducerStateManager.Apply] when the command is applied, on
-every replica alike. Nothing is reserved, and nothing is to be done when a leader changes.
+every replica alike. Nothing is reserved, and a change of leader needs no call.
 
  1. Answer early only what cannot become untrue: Duplicate, ErrFenced, ErrInvalidBatch.
     Propose everything else, including gaps.
  2. Configuration and time are part of the log: Config is fixed, and Expire is a command.
- 3. Take a Snapshot at the index that it is stored with. All replicas then hold the same
-    bytes. Stats differ, since they count answers.
+ 3. Store a Snapshot with the index of the command that was applied last. All replicas
+    then hold the same bytes. Stats differ, since they count answers.
  4. Append after Apply, and stop the process if you cannot.
 
-The program examples/replicated does this. If the partition's log is the replicated log,
-use the second loop instead, with a barrier before the first judgement of a term.
+The program examples/replicated does this. A broker whose partition log is the Raft log
+itself has no second log to decide for: it uses the second loop, and a new leader waits
+for a barrier, an entry of its own term, before it judges.
 
 # Recovery
 
 The state follows from the log. Hold back the partition's appends during each of these.
 
- 1. At start, find the end of the log: [VerifyLog] on its newest segment. Cut it off there
-    if the error is [ErrTornTail]. Load the newest snapshot ([SnapshotDir.Load], or Restore
-    from elsewhere, if LogEndOffset is not past the log's end). Replay the log from its
-    EndOffset, or from the log's start: ReplayLog, or Replay and ReplayMarker for a log
-    of another format. If an emptied log begins at 500, call AdvanceStart(500) first. Save
-    a snapshot if much was replayed.
+ 1. At start, find the end of the log with [VerifyLog] on its newest segment, and cut the
+    segment off there if the error is [ErrTornTail]. Load the newest snapshot with
+    [SnapshotDir.Load], or Restore one from elsewhere whose LogEndOffset is not past the
+    log's end. Then replay the log from the snapshot's EndOffset, or without one from the
+    log's start: ReplayLog, or Replay and ReplayMarker for a log of another format. If an
+    emptied log begins at 500, call AdvanceStart(500) first. If much was replayed, save a
+    snapshot.
  2. When a segment is full, and at a clean shutdown, sync the log, then save
     [ProducerStateManager.Snapshot] without the append lock ([SnapshotDir.Save]).
  3. On a follower, Replay each batch and ReplayMarker each marker from the leader. Save
@@ -239,26 +256,35 @@ The state follows from the log. Hold back the partition's appends during each of
 
 # Forgetting
 
-Call [ProducerStateManager.Expire] on a ticker. It forgets producers that have been idle
-for Config.Expiration, 24 hours by default. Config.MaxProducers bounds how many are
-remembered. Remember producers longer than they retry (delivery.timeout.ms, two minutes
-by default) and longer than your longest outage.
+Call [ProducerStateManager.Expire] on a ticker, in the first loop under the append lock.
+It forgets producers that have been idle for Config.Expiration, 24 hours by default.
+Config.MaxProducers bounds how many are remembered. Remember producers longer than they
+retry (delivery.timeout.ms, two minutes by default) and longer than your longest outage.
 
 # Mistakes that are caught, and those that cannot be
 
 With Config.Contiguous, each of these is [ErrOffsetOrder] at the first batch at which it
-can be known: one manager for two partitions; a Commit before an append that then fails;
-the last offset given for the base offset; an offset inside another batch; a log that was
-cut without Truncate, or created again without Reset; a restored state without a replay; a
-forgotten Commit. Without it, an offset inside the producer's newest batch is caught.
+can be known. Without it, only an offset inside the producer's newest batch is.
 
-In any case these are caught: no append lock from Check to Commit (refused by Commit); a
-second Commit or Abort of a Reservation; a snapshot of another log (Config.LogID) or of a
-log that was cut since.
+  - one manager for two partitions
+  - a Commit before an append that then fails, or a forgotten Commit
+  - the last offset given for the base offset, or an offset inside another batch
+  - a log that was cut without Truncate, or created again without Reset
+  - a restored state without a replay
 
-These cannot be: an acknowledgement before the append is durable; a Commit after an append
-that did not happen, if nothing follows; a producer id handed out twice; a clock that jumps
-ahead; a high watermark beyond what is replicated.
+These are caught in any case:
+
+  - no append lock from Check to Commit: Commit refuses
+  - a second Commit or Abort of a Reservation: [ErrSettled]
+  - a snapshot of another log (Config.LogID), or of a log that was cut since
+
+These cannot be caught:
+
+  - an acknowledgement before the append is durable
+  - a Commit after an append that did not happen, if nothing follows
+  - a producer id handed out twice
+  - a clock that jumps ahead
+  - a high watermark beyond what is replicated
 
 # What is left out
 
