@@ -28,9 +28,9 @@ type UnknownProducerPolicy uint8
 
 const (
 	// StartAtZero, the zero value, accepts only base sequence 0 and refuses
-	// anything else with ErrUnknownProducer. A lost first batch is noticed, but
-	// two Node.js clients do not recover from the refusal of a forgotten
-	// producer. (Kafka before 2.5.)
+	// anything else with ErrUnknownProducer. A lost first batch is noticed.
+	// KafkaJS and @platformatic/kafka 1.x do not recover from the refusal of a
+	// forgotten producer. (Kafka before 2.5.)
 	StartAtZero UnknownProducerPolicy = iota
 
 	// AcceptAny accepts any first sequence. Every client goes on after its state
