@@ -380,9 +380,3 @@ func stateOf(m *ProducerStateManager) observed {
 	slices.SortFunc(s.Producers, func(a, b ProducerState) int { return cmp.Compare(a.ProducerID, b.ProducerID) })
 	return s
 }
-
-// counters returns the counters of Stats without the gauges.
-func counters(s Stats) Stats {
-	s.OpenReservations, s.FailedFirstAppends, s.OpenTransactions, s.AbortedRanges = 0, 0, 0, 0
-	return s
-}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -524,8 +525,8 @@ var (
 			s.take(logged{marker: &k, base: s.base()})
 		}},
 		{"end a transaction", func(s *survivor) {
-			for pid, p := range s.c.known {
-				if p.txn >= 0 && pid == s.pid() {
+			for _, pid := range slices.Sorted(maps.Keys(s.c.known)) {
+				if p := s.c.known[pid]; p.txn >= 0 && s.pick(2) == 0 {
 					s.take(logged{marker: &Marker{ProducerID: pid, Epoch: p.epoch, CoordinatorEpoch: 1}, base: s.base()})
 					return
 				}

@@ -85,7 +85,7 @@ func (r *rig) verify() {
 	if diff := cmp.Diff(r.model.state(), stateOf(r.m)); diff != "" {
 		r.fail("the state (-model +manager):\n%s", diff)
 	}
-	if diff := cmp.Diff(r.model.stats, counters(r.m.Stats())); diff != "" {
+	if diff := cmp.Diff(r.model.stats, r.m.Stats()); diff != "" {
 		r.fail("the counts (-model +manager):\n%s", diff)
 	}
 }

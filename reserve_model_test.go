@@ -30,8 +30,9 @@ type queueModel struct {
 	queues      map[int64][]*appending // of producers that have anything in flight
 	nobody      []*appending           // without a producer id, settled ones included
 	failedFirst map[int64]Batch        // the failed first batch of an unknown producer
+	failedSince int64                  // when there was none last; -1 before the first Expire
 
-	now      int64
+	now      int64           // of the last Expire; -1 before the first
 	fresh    map[int64]bool  // active since the last Expire
 	activeAt map[int64]int64 // otherwise
 	turns    int
@@ -42,7 +43,7 @@ type queueModel struct {
 
 func newQueueModel(cfg Config) *queueModel {
 	return &queueModel{
-		model: newModel(cfg), cap: cfg.MaxProducers,
+		model: newModel(cfg), cap: cfg.MaxProducers, now: -1,
 		queues: map[int64][]*appending{}, failedFirst: map[int64]Batch{},
 		fresh: map[int64]bool{}, activeAt: map[int64]int64{}, turn: map[int64]int{},
 	}
@@ -287,6 +288,9 @@ func (m *queueModel) dropFrom(pid int64, i int) {
 		return
 	}
 	if i == 0 && len(m.accepted[pid]) == 0 {
+		if len(m.failedFirst) == 0 {
+			m.failedSince = m.now
+		}
 		m.failedFirst[pid] = queue[0].batch
 	}
 	if i == 0 && len(m.accepted[pid]) > 0 {
@@ -377,6 +381,12 @@ func (m *queueModel) evictDownTo(n int) {
 // expire forgets who has been idle for ttl, and returns how many.
 func (m *queueModel) expire(now, ttl int64) int {
 	m.now = max(m.now, now)
+	if m.failedSince < 0 {
+		m.failedSince = m.now
+	}
+	if m.now-m.failedSince >= ttl {
+		clear(m.failedFirst)
+	}
 	for pid := range m.fresh {
 		m.activeAt[pid] = m.now
 	}
@@ -391,6 +401,21 @@ func (m *queueModel) expire(now, ttl int64) int {
 	m.stats.Expired += uint64(expired)
 	m.forgot = m.forgot || expired > 0
 	return expired
+}
+
+// allStats returns the counters and gauges.
+func (m *queueModel) allStats() Stats {
+	s := m.stats
+	s.FailedFirstAppends = len(m.failedFirst)
+	for _, queue := range m.queues {
+		s.OpenReservations += len(queue)
+	}
+	for _, h := range m.nobody {
+		if h.gone == nil {
+			s.OpenReservations++
+		}
+	}
+	return s
 }
 
 // state is what a manager in the model's place would show.

@@ -138,7 +138,7 @@ var pipelineActions = []pipelineAction{
 func (p *pipeline) verify() {
 	audit(p.t, p.m)
 	p.compare(p.model.state(), stateOf(p.m), "the state (-model +manager)")
-	if want, got := p.model.stats, counters(p.m.Stats()); want != got {
+	if want, got := p.model.allStats(), p.m.Stats(); want != got {
 		p.fail("the counts (-model +manager):\n%s", cmp.Diff(want, got))
 	}
 	p.verifySnapshotEnd()
@@ -594,7 +594,7 @@ func (p *pipeline) expire() {
 	if p.cfg.Expiration < 0 {
 		return
 	}
-	now := p.model.now + int64(p.c.pick(2*pipelineTTL))
+	now := max(0, p.model.now) + int64(p.c.pick(2*pipelineTTL))
 	p.note("expire now=%d", now)
 	if want, got := p.model.expire(now, pipelineTTL), p.m.Expire(time.UnixMilli(now)); want != got {
 		p.fail("%d expired, and %d in the model", got, want)
