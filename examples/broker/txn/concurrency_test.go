@@ -166,6 +166,7 @@ func TestConcurrentProducers(t *testing.T) {
 func TestConcurrentInitProducerID(t *testing.T) {
 	const requests = 50
 	w := newWorld(t)
+	w.c.log = new(groupLog) // whose records are long in coming
 	got := make(chan Producer, requests)
 	var all sync.WaitGroup
 	for range requests {

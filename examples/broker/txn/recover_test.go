@@ -94,6 +94,9 @@ func TestRecoverTornTail(t *testing.T) {
 			if err != nil || r.Size < int64(whole) || (r.Tail == nil) != (r.Size == int64(len(torn))) {
 				t.Fatalf("%s at %d: %+v, %v", name, n, r, err)
 			}
+			if name == "zeroed" && wholeAt[n] && n < len(log) && !strings.Contains(r.Tail.Error(), "nothing but zeros") {
+				t.Fatalf("%s at %d: tail %v", name, n, r.Tail)
+			}
 			// Zeros may happen to be what is missing.
 			if name == "cut" && r.Size > int64(whole) || !bytes.Equal(torn[:r.Size], log[:r.Size]) {
 				t.Fatalf("%s at %d: size %d, but %d bytes are whole", name, n, r.Size, whole)
@@ -122,27 +125,27 @@ func TestRecoverAfterEveryStep(t *testing.T) {
 // Any flipped byte is noticed, unless it lies in what nothing proves to have
 // been durable: the last record of a run that was killed.
 func TestRecoverFlippedByte(t *testing.T) {
-	for _, stopped := range []bool{false, true} {
+	for _, end := range []string{"killed", "stopped", "killed, started and killed"} {
 		w := newWorld(t)
 		w.run(aRun)
-		var last int
-		if stopped {
-			last = len(w.log.bytes)
+		switch end {
+		case "stopped":
 			if err := w.c.Stop(); err != nil {
 				t.Fatal(err)
 			}
-		} else {
-			last = lastRecord(t, w.log.bytes)
+		case "killed, started and killed":
+			w.restart()
 		}
+		last := lastRecord(t, w.log.bytes)
 		for i := range w.log.bytes {
 			log := bytes.Clone(w.log.bytes)
 			log[i] ^= 0x10
 			r, err := Recover(log)
 			switch {
 			case i < last && !errors.Is(err, ErrDamaged):
-				t.Fatalf("stopped %t: byte %d of %d flipped: %v", stopped, i, len(log), err)
+				t.Fatalf("%s: byte %d of %d flipped: %v", end, i, len(log), err)
 			case i >= last && (err != nil || r.Size != int64(last) || r.Tail == nil):
-				t.Fatalf("stopped %t: byte %d of the last record flipped: %+v, %v", stopped, i-last, r, err)
+				t.Fatalf("%s: byte %d of the last record flipped: %+v, %v", end, i-last, r, err)
 			}
 		}
 	}
