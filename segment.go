@@ -470,33 +470,32 @@ func (q *search) show(p []byte, n int) {
 }
 
 // candidate returns the first position in p from x on at which an entry may begin,
-// by its magic, or len(p).
+// by its magic and its base offset, or len(p).
 func (q *search) candidate(p []byte, x int) int {
-	x += magicAt
-	for q.legacy && x < len(p) && p[x] > magicV2 {
-		x++
+	for ; x+magicAt < len(p); x++ {
+		switch magic := p[x+magicAt]; {
+		case magic == magicV2 || q.legacy && magic < magicV2:
+		case q.legacy:
+			continue
+		default:
+			i := bytes.IndexByte(p[x+magicAt:], magicV2)
+			if i < 0 {
+				return len(p)
+			}
+			x += i
+		}
+		if base := int64At(p, x+baseOffsetAt); q.from <= base && base < q.to {
+			return x
+		}
 	}
-	if x >= len(p) {
-		return len(p)
-	}
-	if q.legacy {
-		return x - magicAt
-	}
-	i := bytes.IndexByte(p[x:], magicV2)
-	if i < 0 {
-		return len(p)
-	}
-	return x + i - magicAt
+	return len(p)
 }
 
-// claim opens a claim for the entry that begins at p[0], which is at pos, if one
-// can begin there.
+// claim opens a claim for the entry that begins at p[0], which is at pos, if its header
+// can be one.
 func (q *search) claim(p []byte, pos int64) {
-	if base := int64At(p, baseOffsetAt); base < q.from || base >= q.to || batchSize(p) < minSizeV0 {
-		return
-	}
 	var e segmentEntry
-	if parseEntry(p, &e) != nil || e.validateFields() != nil || !e.plausible() {
+	if batchSize(p) < minSizeV0 || parseEntry(p, &e) != nil || e.validateFields() != nil || !e.plausible() {
 		return
 	}
 	if q.open == maxClaims {
