@@ -18,18 +18,18 @@ type textError struct{ error }
 func (e textError) Unwrap() error                { return e.error }
 func (e textError) MarshalText() ([]byte, error) { return []byte(e.Error()), nil }
 
-// LogError is the error of a log that could not be read to a clean end: why,
-// and where the good part of it ends. Reach it with errors.As. Test for the
-// reason with errors.Is.
+// LogError is the error of a log that could not be read to a clean end: the reason,
+// and where the good part ends. Get it with errors.As, and test for the reason with
+// errors.Is.
 type LogError struct {
-	// Position is where the good part ends, in bytes from the beginning of the
-	// input: [ReplayResult].Bytes. What is wrong begins there.
+	// Position is [ReplayResult].Bytes: the position in the input, in bytes, at which
+	// the good part ends and the bad entry begins.
 	Position int64
 	// Offset is one past the last offset of the good part:
 	// [ReplayResult].EndOffset.
 	Offset int64
-	// Err is the reason: it is ErrTornTail or ErrCorruptLog, or wraps the error
-	// that the reader returned.
+	// Err is the reason. It wraps ErrTornTail, ErrCorruptLog or the error that the
+	// reader returned.
 	Err error
 }
 
@@ -41,16 +41,16 @@ func (e *LogError) Error() string {
 	return fmt.Sprintf("%v; the log is good up to byte %d, offset %d", e.Err, e.Position, e.Offset)
 }
 
-// ReplayResult says what the good part of a log holds: all of it, or what comes
-// before the first batch that is not whole and right.
+// ReplayResult describes the good part of a log: all of it, or what comes before the
+// first entry that is not whole and right.
 type ReplayResult struct {
-	// Bytes is the length of the good part.
+	// Bytes is the length of the good part in bytes.
 	Bytes int64
-	// EndOffset is one past the last offset of the good part. Where nothing is
-	// in it, it is the EndOffset that the manager had before.
+	// EndOffset is one past the last offset of the good part. If that is empty, it is
+	// the EndOffset that the manager had before.
 	EndOffset int64
-	// Batches counts the data batches of format v2, with a producer id or
-	// without, those emptied by compaction included.
+	// Batches counts the data batches of format v2, with or without a producer id,
+	// including those that compaction has emptied.
 	Batches int64
 	// Markers counts the markers that end a transaction.
 	Markers int64
@@ -256,11 +256,11 @@ func (m *ProducerStateManager) ReplayLog(r io.Reader) (ReplayResult, error) {
 	return readLog(r, m.EndOffset(), &managerSink{m: m, end: noOffset})
 }
 
-// VerifyLog reads a log as [ProducerStateManager.ReplayLog] does and applies it to
-// nothing: it tells how a log ends, and where its good part does. It takes the same
-// memory. Safe for concurrent use.
-//
-// The error is that of ReplayLog. EndOffset is 0 if nothing is in the good part.
+// VerifyLog reads a log segment, or several in a row, and verifies it as
+// [ProducerStateManager.ReplayLog] does, without a manager. A broker calls it to find
+// the end of its newest segment before it loads a snapshot. The result, the error and
+// the memory it takes are those of ReplayLog; EndOffset is 0 if the good part is empty.
+// Safe for concurrent use.
 func VerifyLog(r io.Reader) (ReplayResult, error) {
 	return readLog(r, 0, noSink{})
 }
@@ -272,8 +272,8 @@ func (noSink) replayBatch(Batch, int64) error          { return nil }
 func (noSink) replayMarker(Marker, int64, int64) error { return nil }
 func (noSink) skip(int64, int64) error                 { return nil }
 
-// managerSink replays a log into a manager. What has a right checksum is in the
-// log, so a batch that no producer could have sent is passed over, not refused.
+// managerSink replays a log into a manager. An entry with a right checksum is in the
+// log, so a batch that no producer could have sent is skipped and not refused.
 type managerSink struct {
 	m   *ProducerStateManager
 	end int64 // of the entry before, or noOffset
@@ -300,8 +300,8 @@ func (s *managerSink) replayMarker(k Marker, offset, endOffset int64) error {
 	return s.skip(offset, endOffset)
 }
 
-// skip passes over what says nothing about producers. What lies between the
-// entry before, or base where this is the first, and endOffset is known with it.
+// skip takes in an entry that says nothing about producers. The log is then known from
+// the entry before, or from base if this is the first, to endOffset.
 func (s *managerSink) skip(base, endOffset int64) error {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
@@ -314,20 +314,20 @@ func (s *managerSink) skip(base, endOffset int64) error {
 	return nil
 }
 
-// logSink is told what a log holds, in log order and only after the checksum
-// was found right. An error ends the reading in front of the entry.
+// logSink receives the entries of a log in order, each after its checksum has been
+// verified. An error ends the reading before the entry.
 type logSink interface {
 	replayBatch(b Batch, baseOffset int64) error
 	// replayMarker is called for the marker at offset. Its batch ends at endOffset.
 	replayMarker(m Marker, offset, endOffset int64) error
-	// skip is called for what says nothing about producers, from base to
-	// endOffset. In the older formats base may be too high, as the offset of the
-	// last message of a set is all there is.
+	// skip is called for an entry that says nothing about producers, from base to
+	// endOffset. In the older formats base may be too high: a compressed set has only
+	// the offset of its last message.
 	skip(base, endOffset int64) error
 }
 
-// readLog reads a log to its end, or to where it stops being good, and tells
-// sink what is in it. The sink knows of everything up to endOffset.
+// readLog reads a log to its end, or to the first bad entry, and gives its entries to
+// sink. The result has endOffset if the log has no good entry.
 func readLog(r io.Reader, endOffset int64, sink logSink) (ReplayResult, error) {
 	res := ReplayResult{EndOffset: endOffset}
 	s := newSegmentReader(r)
@@ -347,7 +347,7 @@ func readLog(r io.Reader, endOffset int64, sink logSink) (ReplayResult, error) {
 	}
 }
 
-// apply tells sink of an entry and counts it.
+// apply gives an entry to sink and counts it.
 func (r *ReplayResult) apply(e *segmentEntry, sink logSink) error {
 	var err error
 	count := &r.Skipped
