@@ -317,7 +317,7 @@ func TestB3_RecoveryIsSaved(t *testing.T) {
 // little longer than with one: the disk serves several at a time. One that has
 // nothing to save is not waited for. (B10)
 func TestB10_StopWithManyPartitions(t *testing.T) {
-	const partitions, perSync = 100, 20 * time.Millisecond
+	const partitions, perSync = 100, 100 * time.Millisecond
 	stopping := false
 	disk := &segmenttest.Disk{Before: func(op segmenttest.Op) error {
 		if op == segmenttest.Sync && stopping {
