@@ -1,9 +1,9 @@
 package idempotence
 
 import (
-	"cmp"
 	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"math"
 	"slices"
@@ -56,45 +56,39 @@ var bigEndian = binary.BigEndian
 // is the time of that call, and -1 if there was none, which Kafka takes for very
 // long ago. So call Expire right before Snapshot.
 //
-// It goes over the producers twice, since the checksum comes first.
+// It takes 46 bytes for each producer, and 16 or 32 to sort them.
 func (s *Snapshot) WriteKafka(w io.Writer) (int64, error) {
-	rows := slices.DeleteFunc(s.rows.byID(), func(row uint32) bool {
-		_, ok := s.beforeEnd(row)
-		return !ok
-	})
-	sum := newSnapshotEncoder(io.Discard)
-	s.encodeKafka(sum, rows)
-	e := newSnapshotEncoder(w)
-	e.buf = bigEndian.AppendUint16(e.buf, kafkaVersion)
-	e.buf = bigEndian.AppendUint32(e.buf, sum.sum)
-	s.encodeKafka(e, rows)
-	return e.result()
-}
-
-// encodeKafka encodes what the checksum covers.
-func (s *Snapshot) encodeKafka(e *snapshotEncoder, rows []uint32) {
-	e.room(4)
-	e.buf = bigEndian.AppendUint32(e.buf, uint32(len(rows)))
-	for _, row := range rows {
-		e.room(kafkaProducerSize)
-		p, _ := s.beforeEnd(row)
-		e.buf = p.appendKafka(e.buf, s.timestamp(&p))
+	ranks := s.rows.byID()
+	b := make([]byte, kafkaHeaderSize, kafkaHeaderSize+len(ranks)*kafkaProducerSize)
+	for ranks := range slices.Chunk(ranks, rowsAhead) {
+		s.rows.look(ranks)
+		for _, r := range ranks {
+			if p, ok := s.beforeEnd(r.row); ok {
+				b = p.appendKafka(b, s.timestamp(p))
+			}
+		}
 	}
+	bigEndian.PutUint16(b, kafkaVersion)
+	bigEndian.PutUint32(b[kafkaSummedFrom:], uint32((len(b)-kafkaHeaderSize)/kafkaProducerSize))
+	bigEndian.PutUint32(b[2:], crc32.Checksum(b[kafkaSummedFrom:], castagnoli))
+	e := newSnapshotEncoder(w, b)
 	e.flush()
+	return e.result()
 }
 
 // beforeEnd returns the producer in a row without what lies at or past the end
 // offset, and whether anything is left.
-func (s *Snapshot) beforeEnd(row uint32) (producer, bool) {
-	p := *s.rows.at(row)
-	switch end := s.head.endOffset; end {
-	case s.head.logEndOffset:
+func (s *Snapshot) beforeEnd(row uint32) (p *producer, ok bool) {
+	p = s.rows.at(row)
+	switch end := s.head.endOffset; {
+	case end == 0:
+		return nil, false
+	case p.endsBy(end):
 		return p, true
-	case 0:
-		return p, false
 	default:
-		_, gone := p.cut(end)
-		return p, !gone
+		c := *p
+		_, gone := c.cut(end)
+		return &c, !gone
 	}
 }
 
@@ -172,33 +166,30 @@ func (m *state) decodeKafka(d *snapshotDecoder) {
 		producers = bigEndian.Uint32(b)
 	}
 	rows := filler{t: &m.table, left: producers}
-	ranks := m.decodeKafkaProducers(d, &rows, producers)
-	d.requireSum(d.checksum(), want)
-	d.finish(&rows)
-	if d.err == nil {
-		m.enlistAll(ranks)
-		m.findOpenTxns()
-	}
-}
-
-// decodeKafkaProducers reads the producers, each into a row of its own, and
-// returns the rows with the times of their last activity.
-func (m *state) decodeKafkaProducers(d *snapshotDecoder, rows *filler, producers uint32) []ranked {
-	var ranks []ranked
+	var timed, untimed []ranked
 	for i := range producers {
 		b := d.take(kafkaProducerSize)
 		if b == nil {
-			return nil
+			return
 		}
 		p := rows.add(int64At(b, 0))
 		if !p.decodeKafka(b, m.endOffset) {
 			d.fail("producer %d, number %d of %d, cannot be like that in a log of %d: %x", p.id, i, producers, m.endOffset, b)
-			return nil
+			return
 		}
 		m.maxProducerID = max(m.maxProducerID, p.id)
-		ranks = append(ranks, rankByTimestamp(int64At(b, 26), i))
+		if at := int64At(b, 26); at == noTimestamp {
+			untimed = append(untimed, ranked{row: i})
+		} else {
+			timed = append(timed, ranked{uint64(at) ^ signBit, i})
+		}
 	}
-	return ranks
+	d.requireSum(d.checksum(), want)
+	d.finish(&rows)
+	if d.err == nil {
+		m.enlist(timed, untimed)
+		m.findOpenTxns()
+	}
 }
 
 // decodeKafka reads all of a producer but its id and its time, and reports
@@ -232,60 +223,44 @@ func (p *producer) decodeKafkaBatch(b []byte, endOffset int64) bool {
 	return true
 }
 
-// The time of a rank says whether there is a timestamp. Those without come last.
-const (
-	timeKnown uint32 = iota
-	timeUnknown
-)
-
 // signBit makes the order of signed numbers that of unsigned ones.
 const signBit = 1 << 63
 
-func rankByTimestamp(timestamp int64, row uint32) ranked {
-	if timestamp == noTimestamp {
-		return ranked{row: row, time: timeUnknown}
-	}
-	return ranked{key: uint64(timestamp) ^ signBit, row: row}
-}
-
-// enlistAll puts the rows of ranks, which are all there are, into the list: by
-// time, and then as they committed.
-func (m *state) enlistAll(ranks []ranked) {
-	all := &frozen{pages: m.table.pages, rows: m.table.rows}
-	rows := all.inOrder(ranks)
-	var newest ranked
-	for len(rows) > 0 {
-		newest = ranks[rows[len(rows)-1]]
-		first, n := ranks[rows[0]], 1
-		for n < len(rows) && ranks[rows[n]].time == first.time && ranks[rows[n]].key == first.key {
+// enlist puts all rows into the lists: by their times, which are the keys of timed,
+// and those without one last.
+func (s *state) enlist(timed, untimed []ranked) {
+	all := &frozen{pages: s.table.pages, rows: s.table.rows}
+	all.sort(timed)
+	for len(timed) > 0 {
+		at, n := timed[0].key, 1
+		for n < len(timed) && timed[n].key == at {
 			n++
 		}
-		m.enlistAt(first, rows[:n])
-		rows = rows[n:]
+		s.enlistAt(all, int64(at^signBit), timed[:n])
+		timed = timed[n:]
 	}
-	a := &m.recency
-	if n := len(ranks); n > 0 && newest.time == timeKnown {
-		a.current = a.newTick()
+	r := &s.recency
+	if len(untimed) > 0 {
+		s.enlistAt(all, 0, untimed)
+	} else if len(r.ticks) > 0 {
+		r.current = r.newTick()
 	}
-	a.ahead = true
+	r.ahead = true
 }
 
-// enlistAt puts rows into the list as those last active at one time, and makes
-// that the current mark. They come in the order of producer ids, which is left
-// where offsets agree.
-func (m *state) enlistAt(when ranked, rows []uint32) {
-	a := &m.recency
-	slices.SortStableFunc(rows, func(p, q uint32) int {
-		return cmp.Compare(m.table.at(p).newestOffset(), m.table.at(q).newestOffset())
-	})
-	a.current = a.newTick()
-	if when.time == timeKnown {
-		a.ticks[a.current].ms = int64(when.key ^ signBit)
+// enlistAt puts rows into the lists as those last active at one time, and makes
+// that the current tick. Within it they are in the order of their newest batches.
+func (s *state) enlistAt(all *frozen, ms int64, rows []ranked) {
+	for i := range rows {
+		rows[i].key = uint64(all.at(rows[i].row).newestOffset() + 1)
 	}
-	for _, row := range rows {
-		p := m.table.at(row)
+	all.sort(rows)
+	s.recency.current = s.recency.newTick()
+	s.recency.ticks[s.recency.current].ms = ms
+	for _, r := range rows {
+		p := all.at(r.row)
 		p.pinned = p.inTransaction()
-		a.give(p)
-		m.push(p, row)
+		s.recency.give(p)
+		s.push(p, r.row)
 	}
 }

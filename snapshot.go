@@ -195,83 +195,85 @@ func (s *Snapshot) stale() bool { return s.truncations.Load() != s.truncationsBe
 // LogID returns the identity of the log, as it was in Config.
 func (s *Snapshot) LogID() [16]byte { return s.head.logID }
 
-// times returns the times of the marks, each once and rising, and for each mark
-// which of them it has. That of the current mark, and of those not in use, is one
-// past the last.
+// times returns the times of activity in order, each with the number of its
+// producers, and for each tick the index of its time. The last time is that of the
+// current tick.
 func (s *Snapshot) times() (times []tick, timeOf []uint32) {
+	timeOf = make([]uint32, len(s.ticks))
+	var order []uint32
 	for i, k := range s.ticks {
 		if uint32(i) != s.current && k.producers > 0 {
-			times = append(times, tick{ms: k.ms, ns: k.ns})
+			order = append(order, uint32(i))
 		}
 	}
-	slices.SortFunc(times, compareTimes)
-	times = slices.Compact(times)
-	timeOf = make([]uint32, len(s.ticks))
-	for i, k := range s.ticks {
-		timeOf[i] = uint32(len(times))
-		if uint32(i) != s.current && k.producers > 0 {
-			at, _ := slices.BinarySearchFunc(times, k, compareTimes)
-			timeOf[i] = uint32(at)
+	slices.SortFunc(order, func(i, j uint32) int { return compareTimes(s.ticks[i], s.ticks[j]) })
+	if len(s.ticks) > 0 {
+		order = append(order, s.current)
+	}
+	for _, i := range order {
+		k, n := s.ticks[i], len(times)
+		if i == s.current || n == 0 || compareTimes(times[n-1], k) != 0 {
+			times = append(times, tick{ms: k.ms, ns: k.ns})
 		}
+		timeOf[i] = uint32(len(times) - 1)
+		times[timeOf[i]].producers += k.producers
 	}
 	return times, timeOf
 }
 
 func compareTimes(a, b tick) int {
-	return cmp.Or(cmp.Compare(a.ms, b.ms), cmp.Compare(a.ns, b.ns))
+	if a.ms != b.ms {
+		return cmp.Compare(a.ms, b.ms)
+	}
+	return cmp.Compare(a.ns, b.ns)
 }
 
-// contents returns the rows in the order of the format, and the times with the
-// numbers of their producers.
-func (s *Snapshot) contents() (rows []uint32, times []tick) {
+// contents returns the times, without that of the current tick, and the rows in
+// the order of the format.
+func (s *Snapshot) contents() (times []tick, ranks []ranked) {
 	times, timeOf := s.times()
-	counts := make([]uint32, len(times)+1)
-	ranks := make([]ranked, s.rows.rows)
-	for row := range s.rows.rows {
+	next := make([]uint32, len(times)) // the place of each time's next row
+	for i := 1; i < len(times); i++ {
+		next[i] = next[i-1] + times[i-1].producers
+	}
+	ranks = make([]ranked, s.rows.rows)
+	place := func(row uint32, key uint64) {
 		p := s.rows.at(row)
+		if !p.inTransaction() {
+			key |= 1 << 63 // those in a transaction come first
+		}
 		time := timeOf[p.tick]
-		counts[time]++
-		ranks[row] = ranked{key: idleBit(p) | uint64(p.newestOffset()+1), row: row, time: time}
+		ranks[next[time]] = ranked{key: key, row: row}
+		next[time]++
 	}
 	if s.capped {
-		s.rankByCommit(ranks)
+		s.walk(place)
+	} else {
+		for row := range s.rows.rows {
+			place(row, uint64(s.rows.at(row).newestOffset()+1))
+		}
 	}
-	for i := range times {
-		times[i].producers = counts[i]
+	for i, k := range times {
+		s.rows.sort(ranks[next[i]-k.producers : next[i]])
 	}
-	return s.rows.inOrder(ranks), times
+	return times[:max(len(times)-1, 0)], ranks
 }
 
-// rankByCommit makes the place in the lists the key. A parked producer comes
-// before the idle ones of the same time: its turn had come first.
-func (s *Snapshot) rankByCommit(ranks []ranked) {
+// walk calls f for each row and its place in the lists, in that order.
+func (s *Snapshot) walk(f func(row uint32, place uint64)) {
 	// The links are gathered first: a walk from row to row would wait for memory
 	// at every step.
 	newer := make([]link, s.rows.rows)
 	for row := range newer {
 		newer[row] = s.rows.at(uint32(row)).newer
 	}
-	place := make([]uint32, s.rows.rows)
-	next := uint32(0)
+	place := uint64(0)
 	for _, l := range []list{s.pinned, s.idle} {
 		for at := l.oldest; at != 0; at = newer[at.row()] {
-			place[at.row()] = next
-			next++
+			f(at.row(), place)
+			place++
 		}
 	}
-	for i := range ranks {
-		row := ranks[i].row
-		ranks[i].key = idleBit(s.rows.at(row)) | uint64(place[row])
-	}
-}
-
-// idleBit puts a producer without an open transaction behind those with one, in the
-// key of a rank.
-func idleBit(p *producer) uint64 {
-	if p.inTransaction() {
-		return 0
-	}
-	return 1 << 63
 }
 
 // WriteTo writes the snapshot to w, in the format drawn at the top of
@@ -282,20 +284,21 @@ func idleBit(p *producer) uint64 {
 // It takes a buffer of 64 KiB, and for each producer 16 bytes, or twice that
 // where they are not in the order of their last activity.
 func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
-	rows, times := s.contents()
-	e := newSnapshotEncoder(w)
+	times, ranks := s.contents()
+	e := newSnapshotEncoder(w, make([]byte, 0, snapshotChunk))
 	e.buf = s.head.append(e.buf)
 	e.buf = littleEndian.AppendUint32(e.buf, uint32(len(times)))
-	e.buf = littleEndian.AppendUint32(e.buf, uint32(len(rows)))
+	e.buf = littleEndian.AppendUint32(e.buf, uint32(len(ranks)))
 	for _, k := range times {
 		e.room(timeSize)
 		e.buf = k.at().append(e.buf)
 		e.buf = littleEndian.AppendUint32(e.buf, k.producers)
 	}
-	for rows := range slices.Chunk(rows, rowsAhead) {
-		e.room(s.size(rows))
-		for _, row := range rows {
-			e.buf = s.rows.at(row).append(e.buf)
+	for ranks := range slices.Chunk(ranks, rowsAhead) {
+		s.rows.look(ranks)
+		e.room(len(ranks) * producerLimit)
+		for _, r := range ranks {
+			e.buf = s.rows.at(r.row).append(e.buf)
 		}
 	}
 	e.room(3 * 8)
@@ -334,20 +337,6 @@ func (h *snapshotHead) append(b []byte) []byte {
 func (i instant) append(b []byte) []byte {
 	b = littleEndian.AppendUint64(b, uint64(i.ms))
 	return littleEndian.AppendUint32(b, uint32(i.ns))
-}
-
-// rowsAhead is how many rows are encoded at a time. Their size is added up
-// first, and that brings them into the cache, all at once and not one after the
-// other.
-const rowsAhead = 32
-
-// size returns how many bytes the rows take at most.
-func (s *Snapshot) size(rows []uint32) int {
-	n := 0
-	for _, row := range rows {
-		n += s.rows.at(row).size()
-	}
-	return n
 }
 
 // size returns how many bytes the producer takes in a snapshot.
@@ -412,8 +401,8 @@ type snapshotEncoder struct {
 	err     error // the first one of w; nothing is written after it
 }
 
-func newSnapshotEncoder(w io.Writer) *snapshotEncoder {
-	return &snapshotEncoder{w: w, buf: make([]byte, 0, snapshotChunk)}
+func newSnapshotEncoder(w io.Writer, buf []byte) *snapshotEncoder {
+	return &snapshotEncoder{w: w, buf: buf}
 }
 
 // room makes sure that n more bytes fit into buf.

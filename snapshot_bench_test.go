@@ -122,6 +122,31 @@ func BenchmarkRestore(b *testing.B) {
 	})
 }
 
+func BenchmarkWriteKafka(b *testing.B) {
+	forSnapshots(b, func(b *testing.B, m *ProducerStateManager) {
+		snapshot := inKafka(b, m)
+		memory := make([]byte, len(snapshot))
+		besideFloor(b, snapshot, make([]byte, len(snapshot)), m.Len(), func() {
+			if _, err := m.Snapshot().WriteKafka(&sliceWriter{memory}); err != nil {
+				b.Fatal(err)
+			}
+		})
+	})
+}
+
+func BenchmarkRestoreKafka(b *testing.B) {
+	forSnapshots(b, func(b *testing.B, m *ProducerStateManager) {
+		snapshot := inKafka(b, m)
+		producers, end := m.Len(), m.EndOffset()
+		besideFloor(b, snapshot, nil, producers, func() {
+			n := New(Config{})
+			if err := n.RestoreKafka(bytes.NewReader(snapshot), end); err != nil || n.Len() != producers {
+				b.Fatal(n.Len(), err)
+			}
+		})
+	})
+}
+
 // BenchmarkStallSnapshot reports as max-ms the longest that a Check and Commit
 // took while snapshots were taken, written and let go, and as idle-max-ms the same
 // over as long a time without one: what the machine itself does to the

@@ -354,9 +354,9 @@ func TestOrderOfActivity(t *testing.T) {
 		}
 		var got []int64
 		s := m.Snapshot()
-		rows, _ := s.contents()
-		for _, row := range rows {
-			got = append(got, s.rows.at(row).id)
+		_, ranks := s.contents()
+		for _, r := range ranks {
+			got = append(got, s.rows.at(r.row).id)
 		}
 		if diff := cmp.Diff(tt.want, got); diff != "" {
 			t.Errorf("cap %d: (-want +got)\n%s", tt.cap, diff)

@@ -2,6 +2,7 @@ package idempotence
 
 import (
 	"math/bits"
+	"runtime"
 	"slices"
 )
 
@@ -310,10 +311,24 @@ func (f *frozen) at(row uint32) *producer {
 }
 
 // byID returns the rows in the order of their producers' ids.
-func (f *frozen) byID() []uint32 {
+func (f *frozen) byID() []ranked {
 	ranks := make([]ranked, f.rows)
 	for row := range f.rows {
 		ranks[row] = ranked{key: uint64(f.at(row).id), row: row}
 	}
-	return f.inOrder(ranks)
+	f.sort(ranks)
+	return ranks
+}
+
+// rowsAhead is how many rows in no order are read at a time.
+const rowsAhead = 32
+
+// look reads rows, so that they are in the cache: their cache misses overlap.
+func (f *frozen) look(ranks []ranked) {
+	var seen int64
+	for _, r := range ranks {
+		p := f.at(r.row)
+		seen |= p.id | p.txnFirst // the first and the last cache line
+	}
+	runtime.KeepAlive(seen) // or the compiler would not look
 }

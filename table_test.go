@@ -80,9 +80,10 @@ func (r *tableRig) verify() {
 	for i, c := range r.copies {
 		got := map[int64]int16{}
 		var ids []int64
-		for _, row := range c.frozen.byID() {
-			ids = append(ids, c.frozen.at(row).id)
-			got[c.frozen.at(row).id] = c.frozen.at(row).epoch
+		for _, r := range c.frozen.byID() {
+			p := c.frozen.at(r.row)
+			ids = append(ids, p.id)
+			got[p.id] = p.epoch
 		}
 		if diff := cmp.Diff(c.want, got); diff != "" {
 			r.t.Fatalf("copy %d has changed (-want +got):\n%s", i, diff)

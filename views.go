@@ -154,8 +154,8 @@ func (m *ProducerStateManager) Producers() iter.Seq[ProducerState] {
 		ticks, current := slices.Clone(m.recency.ticks), m.recency.current
 		counts := m.inFlight.counts()
 		m.mu.Unlock()
-		for _, row := range all.byID() {
-			p := all.at(row)
+		for _, r := range all.byID() {
+			p := all.at(r.row)
 			s := p.view(ticks, current)
 			s.InFlight = counts.of(p)
 			if !yield(s) {
