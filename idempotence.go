@@ -127,8 +127,9 @@ type ProducerStateManager struct {
 //  2. maxProducerID is at least every producer id remembered.
 //  3. Every producer with an open transaction is in txns.open, and nothing else is.
 type state struct {
+	roster
+	exactness
 	cfg   Config
-	table table
 	stats Stats
 	// endOffset is one past the highest offset known. It falls only when the log
 	// is cut or the state is replaced.
@@ -138,17 +139,6 @@ type state struct {
 	restoredLogEnd int64
 	// maxProducerID is the highest producer id ever remembered, or NoProducerID.
 	maxProducerID int64
-	// lastMarker is the highest known offset of what no window shows: a marker, or
-	// the last record of a batch without sequences or of an older epoch. noOffset if
-	// there is none (truncate.go).
-	lastMarker int64
-	// lastForgetEnd is the log end offset when a producer was last forgotten, or 0
-	// (truncate.go).
-	lastForgetEnd int64
-	// inexact says that the state may differ from a rebuild from the log, other
-	// than in producers forgotten (truncate.go).
-	inexact bool
-	recency recency
 	// truncations counts how often something was taken back from the log.
 	// Snapshots compare it to find that they are of a log that no longer exists. It
 	// has an allocation of its own, so that a snapshot does not keep the manager.
@@ -165,11 +155,10 @@ func New(cfg Config) *ProducerStateManager {
 
 func newState(cfg Config) state {
 	return state{
+		roster:        roster{table: newTable(), recency: recency{now: instant{ms: longAgo}}, capped: cfg.MaxProducers > 0},
 		cfg:           cfg,
-		table:         newTable(),
 		maxProducerID: NoProducerID,
-		lastMarker:    noOffset,
-		recency:       recency{now: instant{ms: longAgo}},
+		exactness:     exactness{lastMarker: noOffset},
 		truncations:   new(atomic.Uint64),
 	}
 }

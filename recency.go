@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// This file is recency: which producers were active when. Producers stand in a
+// This file is the roster: the producers, and which of them were active when. Producers stand in a
 // list in the order of their last activity, so that forgetting takes from one end
 // and never searches.
 //
@@ -100,6 +100,13 @@ type recency struct {
 	ahead   bool    // a tick may have a later time than now
 }
 
+// roster is the producers and the order of their last activity.
+type roster struct {
+	table   table
+	recency recency
+	capped  bool // the order within a tick matters
+}
+
 // startTick gives the current tick its time and starts a new one.
 func (r *recency) startTick(now instant) {
 	if r.now.before(now) {
@@ -167,58 +174,58 @@ func (r *recency) listOf(p *producer) *list {
 
 // isFresh reports whether touch would change nothing. The order within a tick
 // matters only to a cap.
-func (s *state) isFresh(p *producer, row uint32) bool {
-	return p.tick == s.recency.current && (s.cfg.MaxProducers <= 0 || s.recency.listOf(p).newest == linkTo(row))
+func (r *roster) isFresh(p *producer, row uint32) bool {
+	return p.tick == r.recency.current && (!r.capped || r.recency.listOf(p).newest == linkTo(row))
 }
 
 // touch makes the producer in a row, which is p, the most recently active one. It
 // requires p for writing.
-func (s *state) touch(p *producer, row uint32) {
-	if p.pinned == p.inTransaction() && s.isFresh(p, row) {
+func (r *roster) touch(p *producer, row uint32) {
+	if p.pinned == p.inTransaction() && r.isFresh(p, row) {
 		return
 	}
-	s.recency.take(p)
-	s.recency.give(p)
-	s.unlink(p, row)
+	r.recency.take(p)
+	r.recency.give(p)
+	r.unlink(p, row)
 	p.pinned = p.inTransaction()
-	s.push(p, row)
+	r.push(p, row)
 }
 
 // pushActive adds a new producer as the most recently active one.
-func (s *state) pushActive(p *producer, row uint32) {
-	if len(s.recency.ticks) == 0 {
-		s.recency.newTick()
+func (r *roster) pushActive(p *producer, row uint32) {
+	if len(r.recency.ticks) == 0 {
+		r.recency.newTick()
 	}
-	s.recency.give(p)
-	s.push(p, row)
+	r.recency.give(p)
+	r.push(p, row)
 }
 
 // pin moves a producer out of the way of those that may be forgotten. It requires p
 // for writing.
-func (s *state) pin(p *producer, row uint32) {
-	s.unlink(p, row)
+func (r *roster) pin(p *producer, row uint32) {
+	r.unlink(p, row)
 	p.pinned = true
-	s.push(p, row)
+	r.push(p, row)
 }
 
 // unpin moves the producers that are no longer busy back, as active now, in the
 // order of their last activity.
-func (s *state) unpin() {
-	for at := s.recency.pinned.oldest; at != 0; {
+func (r *roster) unpin() {
+	for at := r.recency.pinned.oldest; at != 0; {
 		row := at.row()
-		at = s.table.at(row).newer
-		if !s.table.at(row).busy() {
-			s.touch(s.table.own(row), row)
+		at = r.table.at(row).newer
+		if !r.table.at(row).busy() {
+			r.touch(r.table.own(row), row)
 		}
 	}
 }
 
 // push adds a row that is in no list to the newest end of its own.
-func (s *state) push(p *producer, row uint32) {
-	l := s.recency.listOf(p)
+func (r *roster) push(p *producer, row uint32) {
+	l := r.recency.listOf(p)
 	p.older, p.newer = l.newest, 0
 	if l.newest != 0 {
-		s.table.own(l.newest.row()).newer = linkTo(row)
+		r.table.own(l.newest.row()).newer = linkTo(row)
 	} else {
 		l.oldest = linkTo(row)
 	}
@@ -226,22 +233,22 @@ func (s *state) push(p *producer, row uint32) {
 }
 
 // unlink takes a row out of its list.
-func (s *state) unlink(p *producer, row uint32) {
-	s.relink(p, p.newer, p.older)
+func (r *roster) unlink(p *producer, row uint32) {
+	r.relink(p, p.newer, p.older)
 	p.older, p.newer = 0, 0
 }
 
 // relink makes the older neighbour of p point to newer, and its newer neighbour to
 // older: each other, to take p out, or a place that p is about to move to.
-func (s *state) relink(p *producer, newer, older link) {
-	l := s.recency.listOf(p)
+func (r *roster) relink(p *producer, newer, older link) {
+	l := r.recency.listOf(p)
 	if p.older != 0 {
-		s.table.own(p.older.row()).newer = newer
+		r.table.own(p.older.row()).newer = newer
 	} else {
 		l.oldest = newer
 	}
 	if p.newer != 0 {
-		s.table.own(p.newer.row()).older = older
+		r.table.own(p.newer.row()).older = older
 	} else {
 		l.newest = older
 	}
@@ -249,12 +256,12 @@ func (s *state) relink(p *producer, newer, older link) {
 
 // remove takes the producer in a row out of its list and out of the table, where
 // the last row moves into its place.
-func (s *state) remove(row uint32) {
-	p := s.table.own(row)
-	s.recency.take(p)
-	s.unlink(p, row)
-	if last := s.table.rows - 1; row != last {
-		s.relink(s.table.at(last), linkTo(row), linkTo(row))
+func (r *roster) remove(row uint32) {
+	p := r.table.own(row)
+	r.recency.take(p)
+	r.unlink(p, row)
+	if last := r.table.rows - 1; row != last {
+		r.relink(r.table.at(last), linkTo(row), linkTo(row))
 	}
-	s.table.remove(row)
+	r.table.remove(row)
 }

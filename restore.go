@@ -69,7 +69,7 @@ func (m *state) decode(d *snapshotDecoder) (logID [16]byte) {
 	head := d.head()
 	times, producers := d.uint32(), d.uint32()
 	m.endOffset, m.maxProducerID = head.endOffset, head.maxProducerID
-	m.restoredLogEnd, m.lastMarker, m.lastForgetEnd, m.inexact = head.logEndOffset, head.lastMarker, head.lastForgetEnd, head.inexact
+	m.restoredLogEnd, m.exactness = head.logEndOffset, head.exactness
 	m.recency.now = head.now
 	m.decodeTimes(d, times, producers)
 	rows := filler{t: &m.table, left: producers}

@@ -128,12 +128,10 @@ type snapshotHead struct {
 	endOffset     int64
 	logEndOffset  int64
 	maxProducerID int64
-	lastMarker    int64
-	lastForgetEnd int64
-	now           instant // of the last Expire
-	inexact       bool
-	logStart      int64
-	abortedFrom   int64
+	exactness
+	now         instant // of the last Expire
+	logStart    int64
+	abortedFrom int64
 }
 
 // Snapshot returns a copy of the state at this moment: a consistent one, however
@@ -163,10 +161,8 @@ func (m *ProducerStateManager) Snapshot() *Snapshot {
 			endOffset:     m.snapshotEnd(),
 			logEndOffset:  m.knownEnd(),
 			maxProducerID: m.maxProducerID,
-			lastMarker:    m.lastMarker,
-			lastForgetEnd: m.lastForgetEnd,
+			exactness:     m.exactness,
 			now:           m.recency.now,
-			inexact:       m.inexact,
 			logStart:      logStart,
 			abortedFrom:   abortedFrom,
 		},

@@ -515,11 +515,14 @@ var survival = map[string]string{
 	"ProducerStateManager.state": "field by field",
 	"ProducerStateManager.mu":    "not state",
 	"state.cfg":                  "the embedder's; of it LogID is written",
-	"state.table":                "written, row by row",
+	"state.roster":               "field by field",
+	"roster.capped":              "follows from Config",
+	"roster.table":               "written, row by row",
 	"state.stats":                "counts since New; not written",
 	"state.endOffset":            "written",
 	"state.maxProducerID":        "written",
-	"state.lastMarker":           "written",
+	"state.exactness":            "written",
+	"exactness.lastMarker":       "written",
 	"state.txns":                 "field by field",
 	"transactions.open":          "in the rows of the producers",
 	"transactions.ended":         "not kept: durable with the coordinator",
@@ -527,10 +530,10 @@ var survival = map[string]string{
 	"transactions.watermark":     "not written",
 	"transactions.logStart":      "written",
 	"transactions.abortedFrom":   "written",
-	"state.lastForgetEnd":        "written",
-	"state.inexact":              "written",
+	"exactness.lastForgetEnd":    "written",
+	"exactness.inexact":          "written",
 	"state.restoredLogEnd":       "written, where it is past the end offset",
-	"state.recency":              "written, field by field",
+	"roster.recency":             "written, field by field",
 	"state.truncations":          "of this manager's snapshots; not written",
 	"state.inFlight":             "not written: a replay from the end offset finds what of it is in the log",
 
@@ -574,7 +577,7 @@ var survival = map[string]string{
 // format has not been thought of.
 func TestFormatKnowsEveryField(t *testing.T) {
 	var fields []string
-	for _, v := range []any{&ProducerStateManager{}, &state{}, &transactions{}, &recency{}, &tick{}, &instant{}, &producer{}, &window{}, &entry{}} {
+	for _, v := range []any{&ProducerStateManager{}, &state{}, &roster{}, &exactness{}, &transactions{}, &recency{}, &tick{}, &instant{}, &producer{}, &window{}, &entry{}} {
 		typ := reflect.TypeOf(v).Elem()
 		for i := range typ.NumField() {
 			if name := typ.Field(i).Name; name != "_" {

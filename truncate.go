@@ -3,6 +3,28 @@ package idempotence
 // This file takes back what the log has lost: its tail, when a follower cuts off
 // what the new leader does not have, or all of it.
 
+// exactness is what Truncate must know of the past to tell whether what it leaves is
+// what a rebuild from the log would give. The other two facts are in the rows: history,
+// and whether the window has evicted a batch.
+type exactness struct {
+	// inexact says that the state may differ from a rebuild already, other than in
+	// producers forgotten.
+	inexact bool
+	// lastMarker is the highest known offset of what no window shows: a marker, or
+	// the last record of a batch without sequences or of an older epoch; noOffset if
+	// there is none.
+	lastMarker int64
+	// lastForgetEnd is the log end offset when a producer was last forgotten, or 0.
+	lastForgetEnd int64
+}
+
+// truncate notes that the log was cut to end at to.
+func (e *exactness) truncate(to int64) {
+	e.inexact = e.inexact || to <= e.lastMarker || to < e.lastForgetEnd
+	e.lastMarker = min(e.lastMarker, to-1)
+	e.lastForgetEnd = min(e.lastForgetEnd, to)
+}
+
 // history holds the two facts about a producer that Truncate needs and its other
 // fields no longer show.
 type history uint8
@@ -59,11 +81,9 @@ func (m *ProducerStateManager) Truncate(to int64) (exact bool) {
 // truncate is Truncate below the known end.
 func (s *state) truncate(to int64) {
 	s.truncations.Add(1)
-	s.inexact = s.inexact || to <= s.lastMarker || to < s.lastForgetEnd
+	s.exactness.truncate(to)
 	s.endOffset = min(s.endOffset, to)
 	s.restoredLogEnd = min(s.restoredLogEnd, to)
-	s.lastMarker = min(s.lastMarker, to-1)
-	s.lastForgetEnd = min(s.lastForgetEnd, to)
 	// From the last row down, since forgetting one moves the last row, which has
 	// been looked at, into its place.
 	for row := s.table.rows; row > 0; row-- {
@@ -141,6 +161,6 @@ func (s *state) empty() {
 	s.table = newTable()
 	s.recency = recency{now: s.recency.now}
 	s.endOffset, s.restoredLogEnd = 0, 0
-	s.lastMarker, s.lastForgetEnd, s.inexact = noOffset, 0, false
+	s.exactness = exactness{lastMarker: noOffset}
 	s.txns.empty(0)
 }
