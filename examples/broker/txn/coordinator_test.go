@@ -1063,7 +1063,7 @@ func TestProducerIDs(t *testing.T) {
 		w.cfg.FirstProducerID = math.MaxInt64 - 1000
 		w.restart()
 		for i := range 1000 {
-			if id, err := w.c.NewProducerID(); err != nil || id != int64(math.MaxInt64-1000+i) {
+			if id, err := w.c.NewProducerID(); err != nil || id != math.MaxInt64-1000+int64(i) {
 				t.Fatalf("id %d, %v", id, err)
 			}
 		}

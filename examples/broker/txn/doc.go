@@ -105,12 +105,12 @@
 // # Markers
 //
 // Each partition of a transaction in PrepareCommit or PrepareAbort has a marker
-// to be written. Done are those that were acknowledged, and those refused for
-// good with 47 INVALID_PRODUCER_EPOCH or 72 TRANSACTION_COORDINATOR_FENCED. All
-// others stay listed. When all are done, the state is CompleteCommit or
-// CompleteAbort. A marker bears the coordinator epoch, which is the number of
-// starts. After a start, every marker of a transaction in Prepare* is listed
-// again.
+// to be written. A marker is done when the partition has acknowledged it, or has
+// refused it for good with 47 INVALID_PRODUCER_EPOCH or 72
+// TRANSACTION_COORDINATOR_FENCED; after any other error it stays listed. When all
+// markers are done, the state is CompleteCommit or CompleteAbort. A marker bears
+// the coordinator epoch, which is the number of starts. After a start, every
+// marker of a transaction in Prepare* is listed again.
 //
 // # Time
 //
