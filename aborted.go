@@ -19,8 +19,8 @@ type AbortedTransaction struct {
 }
 
 // abortedRanges holds aborted transactions in the order of their markers. A tree of
-// minima over their first offsets lets a search skip those that begin too late, also
-// behind a transaction that stayed open for long.
+// minima over their first offsets lets a search skip those that begin too late, even
+// if one that stayed open for long is among them.
 //
 // Invariants (audited in the tests):
 //  1. Last offsets rise strictly, and each is above its first offset.
@@ -71,8 +71,8 @@ func (a *abortedRanges) own() {
 	}
 }
 
-// share returns the ranges for a snapshot. Appending leaves them alone; everything
-// else takes own first.
+// share returns the ranges for a snapshot. Appending does not change them; anything
+// that would calls own first.
 func (a *abortedRanges) share() []AbortedTransaction {
 	a.shared = a.len() > 0
 	return slices.Clip(a.ranges[a.head:])

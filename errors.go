@@ -9,8 +9,8 @@ import (
 // typed errors with the facts, and the Kafka code to put on the wire. Test for a
 // reason with errors.Is, and reach the facts with errors.As.
 
-// reason is the type of every sentinel: its text, the code that tells a Kafka client
-// the same, and the wider reason that it is a case of, if any.
+// reason is the type of every sentinel. A sentinel that is a case of another one
+// has that one as wider.
 type reason struct {
 	text  string
 	code  int16
@@ -50,16 +50,16 @@ var (
 	// ErrOutOfOrderSequence: the batch is neither the next one nor a retry of a
 	// remembered one. It is a gap, an overlap, a retry split or merged
 	// differently, a range that has left the window, or a newer epoch that does
-	// not start at 0. If the producer is unknown, it is not the batch that the
-	// policy requires, or not the failed one that must come again first (see
+	// not start at 0. From an unknown producer, it is not the first batch that the
+	// policy requires, or not the failed one that must come again (see
 	// [Reservation.Abort]). The broker must not append it and answers 45
 	// OUT_OF_ORDER_SEQUENCE_NUMBER. (KIP-98; Kafka's
 	// ProducerAppendInfo.checkSequence.)
 	ErrOutOfOrderSequence error = &reason{text: "out of order sequence", code: codeOutOfOrderSequence}
 
 	// ErrUnknownProducer: the producer is unknown and its batch does not start at
-	// 0, so it cannot be known whether something before it is missing. Only the
-	// policy StartAtZero returns it. The broker must not append the batch and
+	// 0, so a batch before it may be missing. Only the policy StartAtZero leads to
+	// it. The broker must not append the batch and
 	// answers 59 UNKNOWN_PRODUCER_ID. It is also an ErrOutOfOrderSequence.
 	// (KIP-360.)
 	ErrUnknownProducer error = &reason{text: "unknown producer", code: codeUnknownProducerID, wider: ErrOutOfOrderSequence}
@@ -82,15 +82,15 @@ var (
 	ErrInvalidTxnState error = &reason{text: "batch outside the open transaction", code: codeInvalidTxnState}
 
 	// ErrConcurrentTransactions: the batch has a newer epoch than the transaction
-	// that is open. Only the marker of that transaction makes way for it, and it
-	// is probably on its way. The broker answers 51 CONCURRENT_TRANSACTIONS,
-	// which clients retry; to a Produce request below version 12 it answers 19
+	// that is open. It must wait for the marker of that transaction, which is
+	// probably on its way. The broker answers 51 CONCURRENT_TRANSACTIONS, which
+	// clients retry; to a Produce request below version 12 it answers 19
 	// NOT_ENOUGH_REPLICAS, as Kafka does.
 	ErrConcurrentTransactions error = &reason{text: "transaction of an older epoch is open", code: codeConcurrentTransactions}
 
 	// ErrInFlight: the batch cannot be judged until an append in flight has
-	// settled: it is an exact copy of one, it has a newer epoch, WindowSize
-	// batches of its producer are in flight already, or a marker is. The broker
+	// settled. It is an exact copy of that append or has a newer epoch, or
+	// WindowSize batches or a marker of its producer are in flight. The broker
 	// must neither append nor acknowledge it. It waits for [InFlightError].Done
 	// and asks again, as [ProducerStateManager.ReserveWait] does, or answers 7
 	// REQUEST_TIMED_OUT, which clients retry. It comes in an [*InFlightError].
@@ -111,13 +111,13 @@ var (
 	// DUPLICATE_SEQUENCE_NUMBER. It is also an ErrOutOfOrderSequence.
 	ErrDuplicateSequence error = &reason{text: "already committed", code: codeDuplicateSequence, wider: ErrOutOfOrderSequence}
 
-	// ErrOffsetOrder: the log cannot have given this offset: it is negative, lies
-	// below the end of the newest batch remembered of the producer, leaves no
-	// room below the largest offset or for what else is in flight, or, with
-	// Config.Contiguous, is not where the log continues. Either the offset belongs
-	// to another batch, or batches were committed in another order than they were
-	// appended, or the log has changed without the manager being told. The broker
-	// answers 56 KAFKA_STORAGE_ERROR, which clients retry.
+	// ErrOffsetOrder: the log cannot have given this offset. It is negative, lies
+	// below the end of the newest batch remembered of the producer, or leaves no
+	// room below the largest offset or for what else is in flight. With
+	// Config.Contiguous, it is also an offset at which the log does not continue.
+	// Either the offset belongs to another batch, or batches were committed in
+	// another order than they were appended, or the log has changed and the manager
+	// was not told. The broker answers 56 KAFKA_STORAGE_ERROR, which clients retry.
 	ErrOffsetOrder error = &reason{text: "offset out of order", code: codeKafkaStorageError}
 )
 
@@ -148,9 +148,9 @@ var (
 	// NOT_LEADER_OR_FOLLOWER, and the client looks for the leader and retries.
 	ErrAbandoned error = &reason{text: "reservation abandoned", code: codeNotLeaderOrFollower}
 
-	// ErrSettled: this handle was committed or aborted before. Nothing has
-	// changed. It is a mistake of the caller, who has had the answer for the
-	// producer already; its code is -1.
+	// ErrSettled: this handle was committed or aborted before, so the producer has
+	// had its answer. The call is a mistake and has changed nothing. The code is
+	// -1.
 	ErrSettled error = &reason{text: "reservation already settled", code: codeUnknownServerError}
 
 	// ErrGap: the aborted append comes before one of the same producer that is
@@ -235,9 +235,9 @@ var (
 
 // KafkaErrorCode returns the error code of the Kafka protocol for err: 0 for nil,
 // the code that the sentinel's comment names for an error of this package, however
-// it is wrapped, and -1 UNKNOWN_SERVER_ERROR for any other error. A situation that
-// the same request can survive later has a code that clients retry. Safe for
-// concurrent use.
+// it is wrapped, and -1 UNKNOWN_SERVER_ERROR for any other error. An error that the
+// same request can overcome later has a code that clients retry. Safe for concurrent
+// use.
 func KafkaErrorCode(err error) int16 {
 	if err == nil {
 		return codeNone
@@ -338,9 +338,9 @@ func newInFlightError(b Batch, q *queue, f *inFlightBatch) *InFlightError {
 	return e
 }
 
-// Done returns a channel that is closed once the append in the way has settled: it
-// has become visible, was aborted, or was abandoned. Ask again then; the answer can
-// be anything, including ErrInFlight. Safe for concurrent use.
+// Done returns a channel that is closed when the append that the batch waits for has
+// settled: it has become visible, was aborted, or was abandoned. Ask again then. Any
+// answer is possible, including ErrInFlight. Safe for concurrent use.
 func (e *InFlightError) Done() <-chan struct{} { return e.done }
 
 // Unwrap returns ErrInFlight.

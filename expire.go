@@ -2,9 +2,9 @@ package idempotence
 
 import "time"
 
-// This file is forgetting: producers that have been idle for too long (Expire) and
-// producers too many (Config.MaxProducers). Both take from the oldest end of the
-// list that recency.go keeps.
+// This file is forgetting: Expire forgets producers that have been idle for too long,
+// and Config.MaxProducers evicts those beyond a cap. Both take from the oldest end of
+// the list that recency.go keeps.
 
 // DefaultExpiration is how long an idle producer is remembered if
 // Config.Expiration is 0: 24 hours, as in Kafka (producer.id.expiration.ms).

@@ -91,14 +91,15 @@ type Config struct {
 	Expiration time.Duration
 
 	// MaxProducers is the largest number of producers remembered; zero or less
-	// means no limit. A commit for one more forgets the least recently committed
-	// one. A producer with an open transaction or a reservation is never
-	// forgotten, so such producers can exceed the limit. A restore evicts nothing.
+	// means no limit. The commit of another producer then forgets the least
+	// recently committed one. A producer with an open transaction or a reservation
+	// is never forgotten, so such producers can exceed the limit. A restore evicts
+	// nothing.
 	MaxProducers int
 
 	// LogID is the identity of the log. Snapshots keep it, and a snapshot of
-	// another log is refused with ErrSnapshotLog. All zeros mean no identity,
-	// which is compared with nothing.
+	// another log is refused with ErrSnapshotLog. All zeros mean that the log has
+	// none, and nothing is compared.
 	LogID [16]byte
 }
 
@@ -139,9 +140,9 @@ type state struct {
 	restoredLogEnd int64
 	// maxProducerID is the highest producer id ever remembered, or NoProducerID.
 	maxProducerID int64
-	// truncations counts how often something was taken back from the log.
-	// Snapshots compare it to find that they are of a log that no longer exists. It
-	// has an allocation of its own, so that a snapshot does not keep the manager.
+	// truncations counts how often the log was cut or deleted. A snapshot keeps the
+	// count, and is stale if it has risen since. It is an allocation of its own, so
+	// that a snapshot does not keep the manager alive.
 	truncations *atomic.Uint64
 	inFlight    *inFlightSet  // nil until the first reservation
 	txns        *transactions // nil until there is something to know
@@ -164,8 +165,8 @@ func newState(cfg Config) state {
 }
 
 // knownEnd returns one past the highest offset at which something may be
-// remembered. It is the end offset, unless a restored snapshot is not complete
-// yet.
+// remembered. That is the end offset, or more until the replay after a restore is
+// complete.
 func (s *state) knownEnd() int64 { return max(s.endOffset, s.restoredLogEnd) }
 
 // Check is [ProducerStateManager.CheckBatch] for a batch that is not
@@ -184,9 +185,9 @@ func (m *ProducerStateManager) Commit(pid int64, epoch int16, baseSeq, count int
 // Append, Duplicate with the offset of the first copy, or a [*BatchError] around
 // ErrInvalidBatch, ErrUnknownProducer, ErrFenced, ErrOutOfOrderSequence,
 // ErrInvalidTxnState or ErrConcurrentTransactions. If two refusals apply, the one
-// that comes first in the rules of the package comment wins. If batches of the
-// producer are reserved, they count as
-// [ProducerStateManager.Reserve] says, and the error may be an [*InFlightError].
+// that comes first in the rules of the package comment wins. Reserved batches of the
+// producer count as they do for [ProducerStateManager.Reserve], so the error may be
+// an [*InFlightError].
 //
 // It changes nothing but the counters of Stats. It does not allocate unless it
 // refuses. Safe for concurrent use; the answer holds until the next Commit for the
@@ -231,14 +232,18 @@ func (s *state) check(b *Batch) (Result, error) {
 // forgotten. A transactional batch opens a transaction if none is open.
 //
 // The batch is judged again, since the state may have moved since CheckBatch.
-// CommitBatch refuses what CheckBatch would refuse now, with the same error. It
-// returns ErrDuplicateSequence if the batch is remembered already, ErrInFlight if
-// something of the producer is reserved, which this batch would overtake, and
-// ErrOffsetOrder if baseOffset is negative, lies below the end of the newest batch
-// remembered of the producer, or leaves no room for the batch below the largest
-// int64; with Config.Contiguous also if it is not EndOffset. A transactional batch
-// must not open a transaction below a high watermark given to LastStableOffset;
-// that is ErrOffsetOrder too. A refusal changes nothing but the counters of Stats.
+// CommitBatch refuses what CheckBatch would refuse now, with the same error. It also
+// returns
+//
+//   - ErrDuplicateSequence if the batch is remembered already;
+//   - ErrInFlight if something of the producer is reserved, which this batch would
+//     overtake;
+//   - ErrOffsetOrder if baseOffset is negative, lies below the end of the newest
+//     batch remembered of the producer, or leaves no room for the batch below the
+//     largest int64; with Config.Contiguous, if it is not EndOffset; and if the batch
+//     would open a transaction below a high watermark given to LastStableOffset.
+//
+// A refusal changes nothing but the counters of Stats.
 //
 // For a batch without a producer id only the end offset moves, and only baseOffset
 // is judged.
@@ -266,10 +271,10 @@ func (m *ProducerStateManager) CommitBatch(b Batch, baseOffset int64) error {
 	return err
 }
 
-// Apply judges a batch and, on Append, records it at baseOffset, in one step: for a
-// replicated state machine, which decides when a command is applied. Append to the
-// log after it, and stop if that fails. On Duplicate and on an error nothing
-// changes but the counters of Stats, and baseOffset is not looked at.
+// Apply judges a batch and, on Append, records it at baseOffset, in one step. It is
+// for a replicated state machine, which decides when a command is applied. Append to
+// the log after it, and stop if that fails. On Duplicate and on an error only the
+// counters of Stats change. On Duplicate baseOffset is ignored.
 //
 // It returns what CheckBatch returns, ErrOffsetOrder as CommitBatch does, and
 // ErrInFlight if something of the producer is reserved. Safe for concurrent use.
@@ -291,7 +296,7 @@ func (m *ProducerStateManager) Apply(b Batch, baseOffset int64) (Result, error) 
 	return res, err
 }
 
-// accept counts a batch that isNext, and moves the end offset.
+// accept counts a batch for which isNext holds, and moves the end offset.
 func (s *state) accept(baseOffset int64, count int32) {
 	s.stats.Accepted++
 	s.endOffset = baseOffset + int64(count)

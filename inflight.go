@@ -134,10 +134,10 @@ func (q *queue) cut(i uint8) {
 	q.count = i
 }
 
-// roomFor reports whether batch i can lie at baseOffset: behind everything before
-// it, of which the first can lie at low and each uncommitted one takes at least its
-// count, and in front of what is behind it. It calculates without a sign, since
-// what is reserved may need more offsets than there are.
+// roomFor reports whether batch i can lie at baseOffset: after the batches before it,
+// of which the first can lie at low, and with room for the batches behind it. Each
+// takes at least as many offsets as its count. It calculates in uint64, since what is
+// reserved may need more offsets than an int64 has.
 func (q *queue) roomFor(i uint8, baseOffset, low int64) bool {
 	end := uint64(q.lowestFor(i, low))
 	count := int64(q.at(i).span.count())
@@ -181,8 +181,8 @@ func (q *queue) firstCommitted(i uint8) int64 {
 }
 
 // inFlightSet is everything in flight in one manager. A nil inFlightSet is empty.
-// A queue is reused and never given back: some 300 bytes for as many producers as
-// ever had something in flight at once.
+// Queues are reused and never freed. They take some 300 bytes for each of the most
+// producers that ever had something in flight at once.
 //
 // Invariants (audited in the tests):
 //  1. A queue is in free, or it belongs to exactly one producer: the one whose
@@ -330,7 +330,8 @@ func (s *inFlightSet) lowest(limit int64) int64 {
 }
 
 // byTicket returns the numbers of the queues in use, in the order in which their
-// heads were reserved. Their numbers depend on more than the calls since a restore.
+// heads were reserved. The order of the numbers would depend on calls before a
+// restore, and two managers with equal states would differ.
 func (s *inFlightSet) byTicket() []uint32 {
 	var used []uint32
 	for n := range s.queues {
@@ -367,12 +368,12 @@ func (c queueCounts) of(p *producer) int {
 	return int(c[p.queue-1])
 }
 
-// failedFirst remembers the first batch of unknown producers whose append failed.
-// If the policy accepts any first batch, the one behind it would otherwise pass for
-// the first, and the failed one would be lost silently: so it must come again
-// before any other of its epoch.
+// failedFirst remembers the first batches of unknown producers whose append failed.
+// A failed batch must come again before any other of its epoch. Under a policy that
+// accepts any first batch, the one behind it would otherwise pass for the first, and
+// the failed one would be lost silently.
 //
-// It is bounded by failedFirstLimit: when it is full, all are forgotten.
+// It holds failedFirstLimit batches at most. When it is full, all are forgotten.
 type failedFirst struct {
 	batches map[int64]firstBatch
 	since   instant // when it was last empty

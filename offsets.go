@@ -5,13 +5,14 @@ import (
 	"slices"
 )
 
-// This file is a queue of offsets, of which any can leave and the lowest is asked
-// for: open transactions by their first offset, and what is in flight by its floor.
+// This file is a queue of offsets that gives the lowest and from which any can be
+// removed. It holds the open transactions by their first offsets, and the
+// transactional batches in flight by their floors.
 
 // offsetQueue holds values in the order of their keys. Values are not negative.
 // Nearly every key is added at the end, and any can be removed. Both take amortised
-// constant time, except for a binary search to remove another than the first. The
-// zero value is empty.
+// constant time, and a binary search to remove any but the first. The zero value is
+// empty.
 //
 // Invariants (audited in the tests):
 //  1. Keys never fall.

@@ -70,23 +70,22 @@ const noBaseSequence int32 = -1
 // sequence follows, since compaction leaves gaps. Batches must come in the order
 // of the log.
 //
-// A batch at or below the newest offset remembered of its producer, or of an
-// older epoch than remembered, is skipped: a replay that overlaps a snapshot
-// does no harm, and neither does an older epoch that a log holds by an earlier
-// fault. (Kafka's ProducerStateManager adopts such an epoch. The newer one is the
-// safer to keep.) What an overlap does do is to bring back a producer that was
-// forgotten, if a batch of it is met again.
+// A batch at or below the newest offset remembered of its producer, or of an older
+// epoch, is skipped. So a replay may overlap a snapshot, though it brings back a
+// forgotten producer if it meets a batch of it. An older epoch that an earlier fault
+// has left in the log does no harm. (Kafka's ProducerStateManager adopts such an
+// epoch. Keeping the newer one is safer.)
 //
 // A batch with base sequence -1, which a broker wrote itself, moves the epoch and
 // opens a transaction, and is not remembered. A batch without a producer id only
 // moves the end offset. What the producer of an applied batch has in flight is
 // abandoned.
 //
-// Replay refuses, with a [*BatchError] and without any change, what cannot
-// stand in a log: ErrInvalidBatch for a malformed batch, and ErrOffsetOrder for
-// a negative offset or one that leaves no room for the batch. It gives no answer
-// that Stats would count, and it is activity. Safe for concurrent use, though
-// the embedder holds back appends until a recovery is done.
+// Replay returns a [*BatchError] and changes nothing for what cannot be in a log:
+// ErrInvalidBatch for a malformed batch, and ErrOffsetOrder for an offset that is
+// negative or leaves no room for the batch; with Config.Contiguous also for one beyond
+// EndOffset. It is activity, and not counted in Stats. Safe for concurrent use; hold
+// back appends until a recovery is done.
 func (m *ProducerStateManager) Replay(b Batch, baseOffset int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

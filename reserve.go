@@ -7,9 +7,9 @@ import (
 )
 
 // This file is for brokers whose append finishes later: replicated, grouped, or
-// sent to object storage. A batch is judged and takes its place when it is
-// reserved, and it is remembered when its append has succeeded. Between the two it
-// is in flight (inflight.go).
+// sent to object storage. A batch is judged and takes its place when it is reserved,
+// and it is remembered when its append has succeeded. In between it is in flight
+// (inflight.go).
 
 // Reservation is the place of a batch or marker that is being appended. It must end
 // in exactly one call of Commit or Abort. Until then its producer is not forgotten,
@@ -25,23 +25,22 @@ type Reservation struct {
 }
 
 // reservationBlock is how many reservations are allocated together, since one
-// allocation for each would cost as much as the rest of Reserve and Commit. A
-// single one that is kept keeps the block of 1.5 KiB. One more would not fit into
-// that with the allocator's header.
+// allocation for each would cost as much as the rest of Reserve and Commit. A block
+// takes 1.5 KiB, into which a 64th would not fit beside the allocator's header. It
+// stays in memory as long as one of its reservations does.
 const reservationBlock = 63
 
 // Reserve judges a batch against what is remembered of its producer and everything
 // of it that is in flight, in the order of the reservations.
 //
-// For Append it returns a Reservation, which must end in Commit or Abort. For
-// Duplicate, of a committed batch, it returns none. It refuses as CheckBatch does,
-// and returns an [*InFlightError] for what cannot be judged until something in
-// flight has settled: an exact copy of a batch in flight, a newer epoch while an
-// older one is in flight, one batch more than WindowSize, and anything behind a
-// marker in flight. A newer epoch in flight fences an older one.
+// For Append it returns a Reservation, which must end in Commit or Abort. For a
+// Duplicate of a committed batch it returns none. It refuses what CheckBatch refuses.
+// It returns an [*InFlightError] for what cannot be judged until something in flight
+// has settled: an exact copy of a batch in flight, a newer epoch while an older one
+// is in flight, a batch while WindowSize of its producer are in flight, and anything
+// behind a marker in flight. A newer epoch in flight fences an older one.
 //
-// A batch without a producer id gets a Reservation too, and is never in the way of
-// anything.
+// A batch without a producer id gets a Reservation too. Nothing waits for it.
 //
 // The batches of a producer must enter the log in the order in which they are
 // reserved. The broker holds a lock over Reserve and the hand-over to the log, but
@@ -116,11 +115,11 @@ func (s *inFlightSet) reservation(m *ProducerStateManager, queue uint32, ticket 
 	return r
 }
 
-// ReserveWait is [ProducerStateManager.Reserve] for a caller who can wait: if the
+// ReserveWait is [ProducerStateManager.Reserve] for a caller that can wait: if the
 // batch cannot be judged until an append in flight has settled, it waits for that
-// and asks again. A retry that meets its own first copy in flight is thus answered
-// as a duplicate once the copy is in the log, or takes its place if the append
-// failed. Something must flush a lazy log meanwhile, or the wait does not end.
+// and asks again. So a retry that meets its own first copy in flight is a duplicate
+// once the copy is in the log, and takes its place if the append failed. If the log
+// is lazy, make sure that something flushes it, or the wait does not end.
 //
 // It waits until ctx is done at most, and then returns an error that wraps both the
 // cause of ctx and an [*InFlightError]. The append that it waited for is not
@@ -242,10 +241,10 @@ func (s *state) lowestReserved(q *queue, i uint8, p *producer) int64 {
 // ErrAbandoned if the reservation was ended otherwise, and ErrSettled if this call
 // is the second. Neither changes anything. Safe for concurrent use.
 //
-// If nothing is remembered of the producer, the aborted batch must be the first to
-// come again: a policy that would take another first sequence of its epoch refuses
-// it with ErrOutOfOrderSequence. That is remembered of up to 4,096 producers, until
-// Config.Expiration has passed, a restore or Reset; a snapshot does not hold it.
+// If the producer is unknown, the aborted batch must come again before any other of
+// its epoch: a policy that would accept another first sequence refuses it with
+// ErrOutOfOrderSequence. This is remembered for up to 4,096 producers, until
+// Config.Expiration has passed or until a restore or Reset. Snapshots do not hold it.
 //
 // Abort of a marker changes nothing else.
 func (r *Reservation) Abort() error {
@@ -267,13 +266,13 @@ func (r *Reservation) Abort() error {
 	return nil
 }
 
-// AbandonReservations ends every reservation, as a broker does that has lost
-// leadership: Commit and Abort of each return ErrAbandoned, and retries that wait
-// for them ask again. Their producers count as active.
+// AbandonReservations ends every reservation. A broker that has lost leadership calls
+// it. Commit and Abort of each return ErrAbandoned, and retries that wait for them ask
+// again. Their producers count as active.
 //
-// Some of their batches may be in the log, or may get there. The manager does not
-// know them. So before it judges again, replay the log from the EndOffset of a
-// Snapshot taken afterwards and call ReplayedTo, or cut the log off there and call
+// Some of their batches may be in the log or still get there, and the manager does not
+// know them. Before it judges again, replay the log from the EndOffset of a Snapshot
+// taken after this call and call ReplayedTo, or cut the log off there and call
 // Truncate. Safe for concurrent use.
 func (m *ProducerStateManager) AbandonReservations() {
 	m.mu.Lock()
@@ -369,8 +368,8 @@ func (s *state) abandon() {
 	}
 }
 
-// abandonQueue ends everything in a queue in use. It may get into the log all the
-// same.
+// abandonQueue ends everything in a queue in use. Its batches may still get into the
+// log.
 func (s *state) abandonQueue(n uint32) {
 	s.inFlight.suspect(&s.inFlight.queues[n], 0, s.endOffset)
 	s.cut(n, 0)
@@ -386,7 +385,7 @@ func (s *state) dropInFlight() {
 }
 
 // abandonTruncated ends everything in flight, since the log was cut to end at to. It
-// reports whether nothing below to is unknown.
+// reports whether everything below to is known.
 func (s *state) abandonTruncated(to int64) bool {
 	if s.inFlight == nil {
 		return true

@@ -9,8 +9,8 @@ import (
 // committed and for what is in flight, and nothing here changes the state.
 //
 // The rules are those of KIP-98, with the window of KAFKA-5494, as Kafka's
-// ProducerAppendInfo and ProducerStateEntry keep them; rule T1 is in TxnRules of
-// the package comment. Where they depart from Kafka's, the comment says so.
+// ProducerAppendInfo and ProducerStateEntry keep them. The package comment numbers
+// them. Where one departs from Kafka's, its comment here says so.
 
 // Verdict says what to do with a batch that is not refused. The zero Verdict comes
 // only with an error.
@@ -77,10 +77,10 @@ func (b *Batch) span() span { return makeSpan(b.BaseSequence, b.Count) }
 func (b *Batch) offsets() int64 { return int64(max(b.Count, 0)) }
 
 // continuedBy reports whether b is certainly the next batch of p, with nothing in
-// flight and no transaction to open. This is the common case, decided with a few
-// comparisons: they imply that every field but the count is in its range. With
-// nothing in flight, a producer is pinned only if it is in a transaction, and pinned
-// lies in the first cache line.
+// flight and no transaction to open. It decides the common case with a few
+// comparisons, which imply that the other fields are in their ranges. pinned stands
+// for inTransaction, since it lies in the first cache line: with nothing in flight
+// the two are equal.
 func (p *producer) continuedBy(b *Batch) bool {
 	return p.id == b.ProducerID && p.epoch == b.Epoch && p.window.follows(b.BaseSequence) && p.queue == 0 && b.Count > 0 &&
 		b.Transactional == p.pinned
@@ -107,8 +107,8 @@ func (s *state) judge(b *Batch) (Result, *producer, error) {
 
 // judgeKnown applies rules 3 to 7 to a well-formed batch. p is what is committed of
 // its producer and q is what is in flight. Either may be nil, but not both. What is
-// in flight counts as committed; a batch whose answer depends on whether it will be
-// gets ErrInFlight.
+// in flight counts as committed. A batch whose answer depends on the outcome of an
+// append in flight gets ErrInFlight.
 func judgeKnown(b *Batch, p *producer, q *queue) (Result, error) {
 	epoch, next := expected(p, q)
 	newer := b.Epoch > epoch
@@ -135,8 +135,8 @@ func judgeKnown(b *Batch, p *producer, q *queue) (Result, error) {
 	return Result{Verdict: Append}, nil // rules 4 and 6
 }
 
-// judgeTxn applies rule T1 to a batch that is otherwise in order. newer says that
-// its epoch is.
+// judgeTxn applies rule T1 to a batch that is otherwise in order. newer reports
+// whether the batch has a newer epoch than its producer.
 func judgeTxn(b *Batch, newer bool, p *producer, q *queue) error {
 	open := p != nil && p.inTransaction()
 	switch {
@@ -176,8 +176,8 @@ func (s *state) judgeUnknown(b *Batch) (Result, error) {
 }
 
 // failedFirstOf returns the first batch of an unknown producer whose append failed.
-// On a new log every producer must start at 0, and a batch that failed before the
-// log was cut to nothing cannot come again.
+// Under StartAtZeroOnNewLog there is none on an empty log: every producer must start
+// at 0 there, but the batch may have failed before the log was cut to nothing.
 func (s *state) failedFirstOf(pid int64) (firstBatch, bool) {
 	if s.cfg.UnknownProducer == StartAtZeroOnNewLog && s.endOffset == 0 {
 		return firstBatch{}, false

@@ -1,9 +1,9 @@
 package idempotence
 
-// This file is the tail: what the log may hold unknown to the manager. A batch
-// whose append was in flight when it was abandoned may be in the log or get there.
-// Until a replay has met it, or the log was cut, a snapshot must end below it and
-// Truncate cannot be exact.
+// This file is the tail: the part of the log that may hold batches the manager does
+// not know. A batch that was abandoned in flight may be in the log or still get
+// there. Until a replay has covered that part, or the log was cut before it, a
+// snapshot must end below it and Truncate cannot be exact.
 
 // tail is the part of the log, from one offset on, that may hold unknown batches.
 //
@@ -17,7 +17,7 @@ type tail struct {
 	following bool  // a replay goes on that began at or below from
 }
 
-// add notes that an abandoned batch may lie at floor or above. The end offset is
+// add records that an abandoned batch may lie at floor or above. The end offset is
 // end.
 func (t *tail) add(floor, end int64, transactional bool) {
 	if !t.unknown {
@@ -30,9 +30,9 @@ func (t *tail) add(floor, end int64, transactional bool) {
 	}
 }
 
-// replayed notes that the log has been told from base to end. What lies between the
-// entries of a replay is not in the log, since a replay goes in the order of the
-// log. The end offset is logEnd.
+// replayed records that a replay has covered [base, end). The entries of a replay
+// come in the order of the log, so there is nothing between them. The end offset is
+// logEnd.
 func (t *tail) replayed(base, end, logEnd int64) {
 	if !t.unknown || base > t.from && !t.following {
 		return
@@ -41,8 +41,8 @@ func (t *tail) replayed(base, end, logEnd int64) {
 	t.cover(end, logEnd)
 }
 
-// cover notes that everything below end has been told, and that nothing unknown
-// lies at logEnd or above.
+// cover records that everything below end is known, and that nothing unknown lies at
+// logEnd or above.
 func (t *tail) cover(end, logEnd int64) {
 	t.from = max(t.from, end)
 	if t.txnFrom != noOffset {
@@ -51,16 +51,15 @@ func (t *tail) cover(end, logEnd int64) {
 	t.unknown = t.unknown && (t.from < logEnd || end < logEnd)
 }
 
-// truncate notes that the log was cut to end at to.
+// truncate records that the log was cut to end at to.
 func (t *tail) truncate(to int64) {
 	t.unknown = t.unknown && t.from < to
 }
 
-// ReplayedTo tells the manager that everything that the log holds below endOffset
-// has been told, by replay or otherwise, even if that was nothing or only records
-// that carry no producer id. Call it after AbandonReservations once the log has
-// settled and has been replayed. Snapshots end at the log's end again then, and
-// Truncate is exact again.
+// ReplayedTo tells the manager that it has been told of everything that the log holds
+// below endOffset, even if that is nothing, or only records without a producer id.
+// Call it after AbandonReservations, once the log has settled and was replayed. Until
+// then snapshots end below what was abandoned, and Truncate is not exact.
 //
 // An endOffset above EndOffset is an Advance too. ReplayLog does this itself for a
 // log that begins low enough and ends cleanly. Safe for concurrent use.

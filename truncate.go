@@ -1,7 +1,7 @@
 package idempotence
 
-// This file takes back what the log has lost: its tail, when a follower cuts off
-// what the new leader does not have, or all of it.
+// This file follows a log that is cut: at its tail, when a follower drops what the
+// new leader does not have, or to nothing.
 
 // exactness is what Truncate must know of the past to tell whether what it leaves is
 // what a rebuild from the log would give. The other two facts are in the rows: history,
@@ -34,31 +34,30 @@ const (
 	hadMarker                     // a marker of it was seen, or a batch without sequences
 )
 
-// Truncate tells the manager that the log was cut to end at to: every record at
-// or past it is gone. The remembered batches that reach to or past it are
-// forgotten, since a log does not cut a batch in half, and a producer of which
-// nothing is left is forgotten with them. The end offset becomes to, if it was
-// higher. A to below 0 counts as 0. Open reservations are abandoned in any case.
+// Truncate tells the manager that the log was cut to end at to. It forgets the
+// batches with a record at or past to, and the producers of which nothing is left. The
+// end offset becomes to, if it was higher. A to below 0 counts as 0. Open reservations
+// are abandoned in any case.
 //
-// It returns whether what is left is exactly what would be remembered if the log
-// had never been longer than to, LastActivity aside. That is what a rebuild from
-// the log gives, but for producers that had been forgotten before and batches
-// that retention has deleted. It is always true where to is 0. It is false where
-// that cannot be known, since the past is not kept:
+// It returns whether the state is now exact: apart from LastActivity, the one that
+// the manager would have if the log had never been longer. A rebuild from the log
+// gives that state too, except for producers that had been forgotten and batches that
+// retention has deleted. It is always exact if to is 0. It is not if one of these was
+// cut off, since the manager does not know what was remembered before:
 //
-//   - where a producer loses batches and had more than the window holds,
-//   - where one loses all batches of its newest epoch and had another before,
-//   - where a transaction marker, or a batch without sequences, was cut off,
-//   - where to lies before a point at which producers were forgotten,
-//   - and after any of these from then on, and also once a replay has brought back
-//     a producer that was forgotten, until a restore, Reset, or a Truncate to 0;
-//   - where batches that were in flight may be in the log below to, until that is
-//     replayed or cut off.
+//   - a batch of a producer that had more than the window holds;
+//   - all batches of a producer's newest epoch, if it had another before;
+//   - a transaction marker, or a batch without sequences;
+//   - a record that the log held when a producer was last forgotten.
 //
-// What is left then is safe (no batch that was cut off is answered as a
-// duplicate) but may refuse what a rebuild would accept, and may accept a first
-// batch anew of which the window is gone. The embedder calls Reset, restores the
-// newest snapshot at or before to and replays from there.
+// After one of these, and after a replay has brought back a forgotten producer, no
+// Truncate is exact until a restore, Reset, or a Truncate to 0. Nor is it while
+// batches that were abandoned in flight may be in the log below to; see ReplayedTo.
+//
+// A state that is not exact is safe: no batch that was cut off is a duplicate. But it
+// may refuse what a rebuild would accept, and accept the first batch of a producer
+// again of which the window is gone. Call Reset, restore the newest snapshot at or
+// before to, and replay from there.
 //
 // It looks at every producer remembered, under the lock. Safe for concurrent
 // use; hold the partition's append lock over the cut and the call.
@@ -95,8 +94,8 @@ func (s *state) truncate(to int64) {
 	s.unpin()
 }
 
-// truncateRow takes back what the producer in a row did at or past to. It reports
-// whether what is left of it is known to be right.
+// truncateRow removes what the producer in a row did at or past to. It reports
+// whether what is left of it is known to be exact.
 func (s *state) truncateRow(row uint32, to int64) bool {
 	if s.table.at(row).endsBy(to) {
 		return true
@@ -118,8 +117,8 @@ func (p *producer) endsBy(to int64) bool {
 	return p.txnFirst < to && p.newestEnd() <= to
 }
 
-// cut takes back what the producer did at or past to. It reports whether what is
-// left is known to be right, and whether nothing is left.
+// cut removes what the producer did at or past to. It reports whether what is left is
+// known to be exact, and whether nothing is left.
 func (p *producer) cut(to int64) (known, gone bool) {
 	p.txnFirst = before(p.txnFirst, to)
 	known = !p.window.evicted
@@ -154,8 +153,7 @@ func (m *ProducerStateManager) Reset() {
 	m.empty()
 }
 
-// empty forgets everything that an empty log has nothing of. It requires that
-// nothing is in flight.
+// empty makes the state that of an empty log. It requires that nothing is in flight.
 func (s *state) empty() {
 	s.truncations.Add(1)
 	s.table = newTable()

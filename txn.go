@@ -27,8 +27,8 @@ type Marker struct {
 	// producer, it is above that of the transaction's batches.
 	Epoch int16
 	// CoordinatorEpoch is 0 or above. In a log it is -1 if compaction has removed
-	// the record and kept the batch for the sake of the epoch; Commit means
-	// nothing then.
+	// the record and kept the batch, which still has the producer's epoch. Commit
+	// is meaningless then.
 	CoordinatorEpoch int32
 	// Commit reports whether the transaction was committed, not aborted.
 	Commit bool
@@ -84,8 +84,8 @@ func (s *state) setBounds(logStart, abortedFrom int64) {
 	}
 }
 
-// empty forgets every transaction, since the log ends at end and holds none. That
-// LastStableOffset was called stays known.
+// empty forgets every transaction, since the log ends at end and holds none. It keeps
+// whether LastStableOffset was called.
 func (t *transactions) empty(end int64) {
 	if t != nil {
 		*t = transactions{watermark: min(t.watermark, end)}
@@ -122,8 +122,8 @@ func (s *state) findOpenTxns() {
 	s.transactions().open = offsetQueue{entries: open, live: len(open)}
 }
 
-// keepTxns keeps of the state that s replaces what a restore keeps: the higher log
-// start offset, and that LastStableOffset was called.
+// keepTxns takes over what a restore keeps of the former state: the higher log start
+// offset, and whether LastStableOffset was called.
 func (s *state) keepTxns(former *state) {
 	logStart, _ := former.txns.bounds()
 	s.advanceStart(logStart)
@@ -133,13 +133,13 @@ func (s *state) keepTxns(former *state) {
 }
 
 // opensTooLow reports whether b would open a transaction below a high watermark that
-// was given to LastStableOffset, which would fall then. p may be nil.
+// was given to LastStableOffset. The last stable offset would fall. p may be nil.
 func (s *state) opensTooLow(b *Batch, p *producer, baseOffset int64) bool {
 	return b.Transactional && s.txns != nil && baseOffset < s.txns.watermark && (p == nil || !p.inTransaction())
 }
 
-// endTxn ends the open transaction of p by the marker at offset. It leaves a
-// transaction alone that begins behind the marker.
+// endTxn ends the open transaction of p by the marker at offset, unless it begins
+// behind the marker.
 func (s *state) endTxn(p *producer, offset int64, commit bool) {
 	if !p.inTransaction() || p.txnFirst >= offset {
 		return
@@ -164,8 +164,8 @@ func (s *state) closeTxn(p *producer) {
 // changes nothing but the counters of Stats. In this order, it returns
 //
 //   - ErrInvalidBatch for a negative producer id, epoch or coordinator epoch;
-//   - an [*InFlightError] if something of the producer is in flight, since nothing
-//     that may still fail may decide a refusal: wait for it and ask again;
+//   - an [*InFlightError] if something of the producer is in flight, since a refusal
+//     must not depend on an append that may still fail: wait for it and ask again;
 //   - ErrFenced if the producer's epoch is newer; with version 2 also if it is the
 //     same while a transaction is open, unless it is 32767, the last one
 //     (KAFKA-20090). The same epoch with none open is a retry (KAFKA-19999);
@@ -229,12 +229,12 @@ func (s *state) refuseMarker(k *Marker, p *producer, offset int64, why error) er
 // forgotten, an unknown producer becomes known by its epoch, and the coordinator
 // epoch becomes the higher of the two. It is activity.
 //
-// The marker is judged again; what CheckMarker would refuse now is refused with the
-// same error. ErrOffsetOrder says that offset is negative or the largest int64, lies
-// below the end of the newest batch remembered of the producer, or does not lie past
-// the first offset of its open transaction; with Config.Contiguous also that it is
-// not EndOffset. An error means that the log and the state have parted, as from
-// CommitBatch, and changes nothing but the counters of Stats. Safe for concurrent
+// The marker is judged again. CommitMarker refuses what CheckMarker would refuse now,
+// with the same error. It returns ErrOffsetOrder if offset is negative or the largest
+// int64, lies below the end of the newest batch remembered of the producer, or does
+// not lie past the first offset of its open transaction; with Config.Contiguous also
+// if it is not EndOffset. An error changes nothing but the counters of Stats. As from
+// CommitBatch, it means that the log and the state have parted. Safe for concurrent
 // use; hold the append lock from CheckMarker until it returns.
 func (m *ProducerStateManager) CommitMarker(k Marker, offset int64) error {
 	m.mu.Lock()
@@ -358,12 +358,11 @@ func (m *ProducerStateManager) LastStableOffset(highWatermark int64) int64 {
 // returns nil if there are none, without an allocation.
 //
 // For a Fetch, from is the offset asked for and to is one past the last offset
-// returned, at or below the last stable offset. Ask after the records have been
-// read: LastStableOffset, the records, AbortedTransactions. ErrAbortedUnknown says
-// that not all are known from that offset on, since it lies below the log's start or
-// below the end of a restored snapshot that does not hold them: one of Kafka's, or
-// one of format version 1. Safe for concurrent use. (Kafka's
-// TransactionIndex.collectAbortedTxns.)
+// returned, at or below the last stable offset. Call LastStableOffset, then read the
+// records, then call AbortedTransactions. It returns ErrAbortedUnknown if not all are
+// known from that offset on: it lies below the log's start, or below the end of a
+// restored snapshot that does not hold them, which is one of Kafka's or one of format
+// version 1. Safe for concurrent use. (Kafka's TransactionIndex.collectAbortedTxns.)
 func (m *ProducerStateManager) AbortedTransactions(from, to int64) ([]AbortedTransaction, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -377,9 +376,9 @@ func (m *ProducerStateManager) AbortedTransactions(from, to int64) ([]AbortedTra
 }
 
 // OldestTransaction returns the producer whose open transaction has the lowest first
-// offset, as [ProducerStateManager.Producer] does, and whether one is open. It is the
-// one that holds the last stable offset back, if a client has left it hanging. Safe
-// for concurrent use.
+// offset, as [ProducerStateManager.Producer] does, and whether one is open. It holds
+// the last stable offset back, for good if its coordinator has lost it. Safe for
+// concurrent use.
 func (m *ProducerStateManager) OldestTransaction() (ProducerState, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

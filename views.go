@@ -17,8 +17,8 @@ func (m *ProducerStateManager) Len() int {
 }
 
 // MaxProducerID returns the highest producer id that was ever remembered, or
-// NoProducerID if none was. Whoever hands out producer ids must stay above it:
-// two sessions under one id cannot be told apart. Safe for concurrent use.
+// NoProducerID if none was. Hand out only ids above it, since two sessions under one
+// id cannot be told apart. Safe for concurrent use.
 func (m *ProducerStateManager) MaxProducerID() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -26,8 +26,8 @@ func (m *ProducerStateManager) MaxProducerID() int64 {
 }
 
 // Stats has counters of the answers that a manager has given since New, and gauges
-// of what it keeps beside producers. The answers of Check, Apply and Reserve and the
-// refusals of Commit count alike.
+// of what it keeps beside producers. A refusal counts the same whether Check, Commit,
+// Apply or Reserve returned it.
 type Stats struct {
 	Accepted          uint64 // batches committed and visible, including those without a producer id
 	Duplicate         uint64 // retries recognised by Check, Apply and Reserve
@@ -107,7 +107,7 @@ type ProducerState struct {
 	InFlight int
 }
 
-// view copies the producer for a reader, with the marks that it refers to.
+// view copies the producer for a reader. ticks holds the tick that it refers to.
 func (p *producer) view(ticks []tick, current uint32) ProducerState {
 	s := ProducerState{
 		ProducerID:            p.id,
