@@ -96,9 +96,9 @@ after 2147483647 comes 0.
  7. Anything else is [ErrOutOfOrderSequence]: a gap, an overlap, a retry that was split
     or merged, a range that has left the window of five.
 
-Rule T1 is for a batch that 4 or 6 would append while a transaction of p is open. It is
-[ErrInvalidTxnState] if the batch is not transactional, and
-[ErrConcurrentTransactions] if the epoch is newer.
+Rule T1 is for a batch that 4 or 6 would append while a transaction of p is open. Such a
+batch is [ErrInvalidTxnState] if it is not transactional, and
+[ErrConcurrentTransactions] if its epoch is newer.
 
 A refusal changes nothing, so a refused epoch is not adopted. The comment of each error
 says when it is returned, and [KafkaErrorCode] gives its code. Send the base offset -1
@@ -264,7 +264,7 @@ retry (delivery.timeout.ms, two minutes by default) and longer than your longest
 # Mistakes that are caught, and those that cannot be
 
 With Config.Contiguous, each of these is [ErrOffsetOrder] at the first batch at which it
-can be known. Without it, only an offset inside the producer's newest batch is.
+can be known. Without it, an offset inside the producer's newest batch is.
 
   - one manager for two partitions
   - a Commit before an append that then fails, or a forgotten Commit
@@ -278,13 +278,9 @@ These are caught in any case:
   - a second Commit or Abort of a Reservation: [ErrSettled]
   - a snapshot of another log (Config.LogID), or of a log that was cut since
 
-These cannot be caught:
-
-  - an acknowledgement before the append is durable
-  - a Commit after an append that did not happen, if nothing follows
-  - a producer id handed out twice
-  - a clock that jumps ahead
-  - a high watermark beyond what is replicated
+These cannot be: an acknowledgement before the append is durable; a Commit after an append
+that did not happen, if nothing follows; a producer id handed out twice; a clock that jumps
+ahead; a high watermark beyond what is replicated.
 
 # What is left out
 

@@ -47,7 +47,8 @@ const (
 //
 //   - a batch of a producer that had more than the window holds;
 //   - all batches of a producer's newest epoch, if it had another before;
-//   - a transaction marker, or a batch without sequences;
+//   - a transaction marker, or a batch without sequences or of an epoch older than
+//     the remembered one;
 //   - a record that the log held when a producer was last forgotten.
 //
 // After one of these, and after a replay has brought back a forgotten producer, no
