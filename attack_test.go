@@ -25,14 +25,13 @@ func TestIntactSnapshotIsNotRefusedForAnySeed(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for {
 		table := table{index: index{seed: [2]uint64{rng.Uint64(), rng.Uint64() | 1}}}
-		rows := filler{t: &table, left: 2}
-		rows.add(7)
-		rows.add(8)
+		table.append(7)
+		table.append(8)
 		first, second := table.hashOf(0), table.hashOf(1)
 		if tagOf(first) != 1 || tagOf(second) != 1 || second>>56 >= first>>56 {
 			continue
 		}
-		if twice := rows.done(); twice != nil {
+		if twice := table.reindex(); twice != nil {
 			t.Errorf("seed %#x: producer %d is there twice among 7 and 8", table.index.seed, twice.id)
 		}
 		return

@@ -3,7 +3,6 @@ package idempotence
 import (
 	"math/bits"
 	"math/rand/v2"
-	"runtime"
 )
 
 // This file is the index: it finds the row of a producer id. It is an extendible
@@ -245,16 +244,6 @@ func (x *index) setDir(dir []*bucket) {
 	for i, b := range dir {
 		x.groups[i] = b.groups
 	}
-}
-
-// look reads the home groups of hashes into the cache.
-func (x *index) look(hashes []uint64) {
-	var seen uint64
-	for _, h := range hashes {
-		groups := x.groupsFor(h)
-		seen |= groups[homeOf(groups, h)].tags
-	}
-	runtime.KeepAlive(seen) // keeps the compiler from dropping the reads
 }
 
 // put adds an entry for a row, which must not have one.

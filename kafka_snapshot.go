@@ -165,14 +165,13 @@ func (m *state) decodeKafka(d *snapshotDecoder) {
 	if b := d.take(4); b != nil {
 		producers = bigEndian.Uint32(b)
 	}
-	rows := filler{t: &m.table, left: producers}
 	var timed, untimed []ranked
 	for i := range producers {
 		b := d.take(kafkaProducerSize)
 		if b == nil {
 			return
 		}
-		p := rows.add(int64At(b, 0))
+		p := m.table.append(int64At(b, 0))
 		if !p.decodeKafka(b, m.endOffset) {
 			d.fail("producer %d, number %d of %d, cannot be like that in a log of %d: %x", p.id, i, producers, m.endOffset, b)
 			return
@@ -185,7 +184,7 @@ func (m *state) decodeKafka(d *snapshotDecoder) {
 		}
 	}
 	d.requireSum(d.checksum(), want)
-	d.finish(&rows)
+	m.finish(d)
 	if d.err == nil {
 		m.enlist(timed, untimed)
 		m.findOpenTxns()

@@ -45,19 +45,7 @@ func (f *frozen) sortWith(ranks, spare []ranked) {
 	high := bits.Len64(most - least)
 	low := max(high-32, 0)
 	for shift := low; shift < high; shift += 8 {
-		var next [256]uint32
-		for _, r := range ranks {
-			next[uint8((r.key-least)>>shift)]++
-		}
-		sum := uint32(0)
-		for digit, n := range next {
-			next[digit], sum = sum, sum+n
-		}
-		for _, r := range ranks {
-			digit := uint8((r.key - least) >> shift)
-			spare[next[digit]] = r
-			next[digit]++
-		}
+		deal(spare, ranks, least, shift)
 		ranks, spare = spare, ranks
 	}
 	if (high-low+7)/8%2 == 1 {
@@ -73,5 +61,22 @@ func (f *frozen) sortWith(ranks, spare []ranked) {
 			f.sortWith(ranks[:n], spare[:n])
 		}
 		ranks = ranks[n:]
+	}
+}
+
+// deal copies src to dst in the order of the 8 bits at shift of key-least.
+func deal(dst, src []ranked, least uint64, shift int) {
+	var next [256]uint32 // the place of each digit's next rank
+	for _, r := range src {
+		next[uint8((r.key-least)>>shift)]++
+	}
+	sum := uint32(0)
+	for digit, n := range next {
+		next[digit], sum = sum, sum+n
+	}
+	for _, r := range src {
+		digit := uint8((r.key - least) >> shift)
+		dst[next[digit]] = r
+		next[digit]++
 	}
 }

@@ -72,12 +72,11 @@ func (m *state) decode(d *snapshotDecoder) (logID [16]byte) {
 	m.restoredLogEnd, m.exactness = head.logEndOffset, head.exactness
 	m.recency.now = head.now
 	m.decodeTimes(d, times, producers)
-	rows := filler{t: &m.table, left: producers}
-	m.decodeProducers(d, &rows, producers)
+	m.decodeProducers(d, producers)
 	m.decodeAborted(d, &head)
 	sum := d.checksum()
 	d.requireSum(sum, d.uint32())
-	d.finish(&rows)
+	m.finish(d)
 	if d.err == nil {
 		m.findOpenTxns()
 	}
@@ -112,12 +111,12 @@ func (m *state) decodeAborted(d *snapshotDecoder, head *snapshotHead) {
 	}
 }
 
-// finish makes the rows fit to be looked up, if nothing was wrong.
-func (d *snapshotDecoder) finish(rows *filler) {
+// finish makes the index of the rows, if nothing was wrong.
+func (s *state) finish(d *snapshotDecoder) {
 	if d.err != nil {
 		return
 	}
-	if twice := rows.done(); twice != nil {
+	if twice := s.table.reindex(); twice != nil {
 		d.fail("producer %d is in it twice", twice.id)
 	}
 }
@@ -148,7 +147,7 @@ func (m *state) decodeTimes(d *snapshotDecoder, times, producers uint32) {
 
 // decodeProducers reads the producers, each into a row of its own, so that the
 // rows are in the order of the list.
-func (m *state) decodeProducers(d *snapshotDecoder, rows *filler, producers uint32) {
+func (m *state) decodeProducers(d *snapshotDecoder, producers uint32) {
 	a := &m.recency
 	of, left := uint32(0), uint32(0)
 	for i := range producers {
@@ -164,7 +163,7 @@ func (m *state) decodeProducers(d *snapshotDecoder, rows *filler, producers uint
 			d.cutOff(producerSize)
 			return
 		}
-		p := rows.add(int64(littleEndian.Uint64(b)))
+		p := m.table.append(int64(littleEndian.Uint64(b)))
 		size := p.decode(b, m.restoredLogEnd)
 		if d.skip(size); size == 0 || p.id > m.maxProducerID {
 			d.fail("producer %d, number %d of %d, cannot be like that: %+v", p.id, i, producers, p.window)

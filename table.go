@@ -1,7 +1,6 @@
 package idempotence
 
 import (
-	"math/bits"
 	"runtime"
 	"slices"
 )
@@ -141,99 +140,39 @@ func (t *table) insert(pid int64) (*producer, uint32) {
 		t.index = newIndex() // the manager was not created with New; without a seed all ids collide
 	}
 	row := t.rows
+	p := t.append(pid)
+	t.index.put(t.index.hash(pid), row, t.hashOf)
+	t.last, t.lastRow = p, row
+	return p, row
+}
+
+// append adds a row for a producer, and returns the producer, zero but for the id.
+// It is not in the index.
+func (t *table) append(pid int64) *producer {
+	row := t.rows
 	if row%pageRows == 0 {
 		t.pages = append(t.pages, t.newPage(row))
 	}
 	last := t.ownPage(row >> pageShift)
 	last.producers = append(last.producers, producer{id: pid})
-	t.index.put(t.index.hash(pid), row, t.hashOf)
 	t.rows++
-	t.last, t.lastRow = t.at(row), row
-	return t.last, row
+	return t.at(row)
 }
 
-// hashesAhead is how many groups are read ahead of being put into, so that their
-// cache misses overlap.
-const hashesAhead = 32
-
-// filler fills an empty table with rows, of which the index knows nothing until
-// done is called. Nothing may be looked up before.
-type filler struct {
-	t *table
-	// left is how many rows will be added. It may be wrong, and then only takes
-	// or lacks a little memory.
-	left uint32
-	page []producer // what is free of the last page
-	slab []producer // and behind that
-	// hashes are those of the rows, so many at a time: they are read once more,
-	// and the rows, sixteen times as large, are not.
-	hashes [][]uint64
-}
-
-const (
-	// slabPages is how many pages a filler takes at a time, which is twice as
-	// fast as each by itself, and still small: as long as one of them is in use,
-	// all are.
-	slabPages = 4
-
-	hashesAtOnce = 4096
-)
-
-// add adds a row for a producer, and returns it zero but for the id.
-func (f *filler) add(pid int64) *producer {
-	t := f.t
-	if len(f.page) == 0 {
-		f.page = f.newPage()
-		t.pages = append(t.pages, page{producers: f.page})
+// reindex puts all rows into the empty index. If two have the same id, it stops and
+// returns one of them.
+func (t *table) reindex() (twice *producer) {
+	ranks, dealt := make([]ranked, t.rows), make([]ranked, t.rows)
+	for row := range t.rows {
+		ranks[row] = ranked{t.hashOf(row), row}
 	}
-	if t.rows%hashesAtOnce == 0 {
-		f.hashes = append(f.hashes, make([]uint64, 0, min(f.left, hashesAtOnce)))
-	}
-	chunk := &f.hashes[len(f.hashes)-1]
-	*chunk = append(*chunk, t.index.hash(pid))
-	p := &f.page[0]
-	p.id = pid
-	f.page = f.page[1:]
-	f.left--
-	t.rows++
-	return p
-}
-
-// newPage returns the memory of a page. The only page of a few producers has no
-// more room than one that has grown with them.
-func (f *filler) newPage() []producer {
-	if f.t.rows == 0 && f.left < pageRows {
-		return make([]producer, 1<<bits.Len32(max(f.left, 1)-1))
-	}
-	if len(f.slab) == 0 {
-		pages := min((f.left+pageRows-1)/pageRows, slabPages)
-		f.slab = make([]producer, max(pages, 1)*pageRows)
-	}
-	p := f.slab[:pageRows:pageRows]
-	f.slab = f.slab[pageRows:]
-	return p
-}
-
-// done makes the index. It stops at a producer that is there twice, and returns
-// it. It looks at a number of groups before it puts anything into them, since the
-// processor then fetches them all at once, and not one after the other.
-func (f *filler) done() (twice *producer) {
-	t := f.t
-	if len(t.pages) > 0 {
-		last := &t.pages[len(t.pages)-1].producers
-		*last = (*last)[:len(*last)-len(f.page)]
-	}
+	// The leading bits of the hash choose the bucket. In their order, the buckets
+	// in use stay in the cache.
+	deal(dealt, ranks, 0, 56)
 	t.index.reserve(int(t.rows))
-	row := uint32(0)
-	for _, chunk := range f.hashes {
-		for hashes := range slices.Chunk(chunk, hashesAhead) {
-			t.index.look(hashes)
-			for _, h := range hashes {
-				if !t.enter(h, row) {
-					return t.at(row)
-				}
-				row++
-			}
+	for _, r := range dealt {
+		if !t.enter(r.key, r.row) {
+			return t.at(r.row)
 		}
 	}
 	return nil

@@ -239,18 +239,17 @@ func TestManyManagers(t *testing.T) {
 	}
 }
 
-// TestFiller_NoFalseTwin: a table without a producer that is there twice is
+// TestReindex_NoFalseTwin: a table without a producer that is there twice is
 // indexed whatever the seed of the hash. (A search may come across a free slot,
 // which has row 0; that is not a second copy of the producer in row 0.)
-func TestFiller_NoFalseTwin(t *testing.T) {
+func TestReindex_NoFalseTwin(t *testing.T) {
 	for seed := range uint64(50_000) {
 		table := newTable()
 		table.index.seed = [2]uint64{seed * 0x9e3779b97f4a7c15, seed<<1 | 1}
-		rows := filler{t: &table, left: 6}
 		for id := range int64(6) {
-			rows.add(id)
+			table.append(id)
 		}
-		if twice := rows.done(); twice != nil {
+		if twice := table.reindex(); twice != nil {
 			t.Fatalf("seed %d: producer %d is said to be there twice", seed, twice.id)
 		}
 	}
