@@ -60,7 +60,7 @@ must wait for replicas, so must the duplicate.
 
 The broker hands out producer ids (InitProducerId), and each of them once: stay above
 [ProducerStateManager.MaxProducerID] of every partition. Refuse a batch whose id you
-have not handed out. It would raise MaxProducerID, and the largest id leaves none above.
+have not handed out, since it raises MaxProducerID, perhaps to the largest id there is.
 
 # Who serialises
 
@@ -136,8 +136,8 @@ Config.UnknownProducer says which mistake to risk.
 
   - [StartAtZero], the default: a producer whose first batch was lost is noticed. A
     forgotten one gets 59; see the table for what its client does then.
-  - [AcceptAny], as Kafka 2.5 to 4.4: every client goes on after its state was lost, and
-    a batch lost before it is not noticed. Choose it if clients may be KafkaJS or
+  - [AcceptAny], as Kafka 2.5 to 4.4: every client goes on after its state was lost. A
+    batch that was lost meanwhile is not noticed. Choose it if clients may be KafkaJS or
     @platformatic/kafka 1.x, or if you do not know them.
   - [StartAtZeroOnNewLog], as Kafka from 4.5: AcceptAny, except that on a log that has
     never held a record a producer must start at 0. There, a second batch that overtakes
@@ -193,12 +193,13 @@ a [Marker] ends it. The coordinator is yours. Two handlers use what the manager 
 		return p.log.WaitReplicated(ctx, offset+1)
 	}
 
-	func (p *Partition) FetchCommitted(from int64) (records []byte, aborted []idempotence.AbortedTransaction, err error) {
+	func (p *Partition) FetchCommitted(from int64) ([]byte, []idempotence.AbortedTransaction, error) {
 		limit := p.producers.LastStableOffset(p.log.HighWatermark())
 		records, end, err := p.log.Read(from, limit)
-		if err == nil {
-			aborted, err = p.producers.AbortedTransactions(from, end)
+		if err != nil {
+			return nil, nil, err
 		}
+		aborted, err := p.producers.AbortedTransactions(from, end)
 		return records, aborted, err
 	}
 
@@ -230,13 +231,13 @@ every replica alike. Nothing is reserved, and a change of leader needs no call.
     then hold the same bytes. Stats differ, since they count answers.
  4. Append after Apply, and stop the process if you cannot.
 
-The program examples/replicated does this. A broker whose partition log is the Raft log
-itself has no second log to decide for: it uses the second loop, and a new leader waits
-for a barrier, an entry of its own term, before it judges.
+The program examples/replicated does this. If the partition's log is the Raft log itself,
+a batch has its offset before it is applied. Such a broker uses the second loop, and a new
+leader waits for an entry of its own term, a barrier, before it judges.
 
 # Recovery
 
-The state follows from the log. Hold back the partition's appends during each of these.
+The state follows from the log. Hold back the partition's appends during 1, 4 and 5.
 
  1. At start, find the end of the log with [VerifyLog] on its newest segment, and cut the
     segment off there if the error is [ErrTornTail]. Load the newest snapshot with
