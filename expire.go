@@ -138,7 +138,7 @@ func (s *state) forgetOrPin(row uint32) bool {
 func (s *state) forgetAll() int {
 	n := int(s.table.rows)
 	s.table = newTable()
-	s.recency = recency{now: s.recency.now}
+	s.recency.clear()
 	s.lastForgetEnd = s.knownEnd()
 	return n
 }

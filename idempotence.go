@@ -156,7 +156,7 @@ func New(cfg Config) *ProducerStateManager {
 
 func newState(cfg Config) state {
 	return state{
-		roster:        roster{table: newTable(), recency: recency{now: instant{ms: longAgo}}, capped: cfg.MaxProducers > 0},
+		roster:        roster{table: newTable(), recency: recency{now: instant{ms: longAgo}, capped: cfg.MaxProducers > 0}},
 		cfg:           cfg,
 		maxProducerID: NoProducerID,
 		exactness:     exactness{lastMarker: noOffset},

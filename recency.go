@@ -95,16 +95,19 @@ type recency struct {
 	pinned  list   // must not be forgotten now
 	ticks   []tick // by number
 	free    []uint32
-	current uint32  // the tick since the last Expire
 	now     instant // of the last Expire, or that of longAgo
+	current uint32  // the tick since the last Expire
 	ahead   bool    // a tick may have a later time than now
+	capped  bool    // the order within a tick matters
 }
+
+// clear forgets all activity.
+func (r *recency) clear() { *r = recency{now: r.now, capped: r.capped} }
 
 // roster is the producers and the order of their last activity.
 type roster struct {
 	table   table
 	recency recency
-	capped  bool // the order within a tick matters
 }
 
 // startTick gives the current tick its time and starts a new one.
@@ -175,7 +178,7 @@ func (r *recency) listOf(p *producer) *list {
 // isFresh reports whether touch would change nothing. The order within a tick
 // matters only to a cap.
 func (r *roster) isFresh(p *producer, row uint32) bool {
-	return p.tick == r.recency.current && (!r.capped || r.recency.listOf(p).newest == linkTo(row))
+	return p.tick == r.recency.current && (!r.recency.capped || r.recency.listOf(p).newest == linkTo(row))
 }
 
 // touch makes the producer in a row, which is p, the most recently active one. It

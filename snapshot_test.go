@@ -516,7 +516,7 @@ var survival = map[string]string{
 	"ProducerStateManager.mu":    "not state",
 	"state.cfg":                  "the embedder's; of it LogID is written",
 	"state.roster":               "field by field",
-	"roster.capped":              "follows from Config",
+	"recency.capped":             "follows from Config",
 	"roster.table":               "written, row by row",
 	"state.stats":                "counts since New; not written",
 	"state.endOffset":            "written",

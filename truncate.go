@@ -158,7 +158,7 @@ func (m *ProducerStateManager) Reset() {
 func (s *state) empty() {
 	s.truncations.Add(1)
 	s.table = newTable()
-	s.recency = recency{now: s.recency.now}
+	s.recency.clear()
 	s.endOffset, s.restoredLogEnd = 0, 0
 	s.exactness = exactness{lastMarker: noOffset}
 	s.txns.empty(0)
