@@ -351,6 +351,7 @@ func TestLogEnds(t *testing.T) {
 		{"and garbage and an intact batch behind it", [][]byte{bad, garbage, third, garbage}, ErrCorruptLog},
 		{"and another one with a wrong checksum", [][]byte{bad, badThird}, ErrCorruptLog},
 		{"and another one with a wrong checksum, and an intact batch", [][]byte{bad, badThird, dataBatch(5, 31, 0, 5, 1).encode()}, ErrCorruptLog},
+		{"and an intact batch behind offsets that compaction has removed", [][]byte{bad, {0}, dataBatch(1<<39, 31, 0, 4, 1).encode()}, ErrCorruptLog},
 		{"and an intact message of an older format", [][]byte{bad, oldNext}, ErrCorruptLog},
 
 		{"a last batch whose end is zero", [][]byte{zeroTail}, ErrTornTail},
@@ -435,6 +436,11 @@ func TestFirstEntryBad(t *testing.T) {
 	bad := slices.Clone(batch)
 	bad[70] ^= 1
 	later := dataBatch(far+2, 31, 0, 2, 2).encode()
+	random := make([]byte, 1<<20)
+	rng := rand.New(rand.NewPCG(1, 1))
+	for i := range random {
+		random[i] = byte(rng.Uint32())
+	}
 	badOld := legacyMessage(far, 1, 0, []byte("old"))
 	badOld[30] ^= 1
 	for _, tt := range []struct {
@@ -446,11 +452,26 @@ func TestFirstEntryBad(t *testing.T) {
 		{"and an intact one", [][]byte{bad, {0}, later}, ErrCorruptLog},
 		{"zeros", [][]byte{make([]byte, 100)}, ErrTornTail},
 		{"zeros and an intact batch", [][]byte{make([]byte, 100), later}, ErrCorruptLog},
+		{"zeros and random bytes", [][]byte{make([]byte, 100), random}, ErrTornTail},
 		{"an old message with a wrong checksum, and an intact one", [][]byte{badOld, {0}, legacyMessage(far+1, 0, 0, nil)}, ErrCorruptLog},
 	} {
 		got, err := readAll(bytes.NewReader(bytes.Join(tt.log, nil)))
 		if !errors.Is(err, tt.want) || got.Result.Bytes != 0 {
 			t.Errorf("%s: %v, good up to %d, want %v at 0", tt.reason, err, got.Result.Bytes, tt.want)
+		}
+	}
+}
+
+// TestIntactBatchAnywhere: wherever an intact batch begins behind a bad one, also
+// across the end of the buffer, it is found.
+func TestIntactBatchAnywhere(t *testing.T) {
+	bad := dataBatch(0, 31, 0, 0, 1).encode()
+	bad[70] ^= 1
+	later := dataBatch(1, 31, 0, 1, 1).encode()
+	for n := segmentBufferSize - 300; n < segmentBufferSize+10; n++ {
+		p := slices.Concat(bad, make([]byte, n), later, make([]byte, 10))
+		if _, err := VerifyLog(bytes.NewReader(p)); !errors.Is(err, ErrCorruptLog) {
+			t.Fatalf("%d zeros and an intact batch behind a bad one: %v, want %v", n, err, ErrCorruptLog)
 		}
 	}
 }
@@ -543,6 +564,19 @@ func TestReadError(t *testing.T) {
 				t.Errorf("cut at %d: good up to %d, want %d", cut, got.Result.Bytes, want)
 			}
 		}
+	}
+}
+
+// TestReadErrorInBatch: a read that fails inside a batch is no damage, whatever the
+// records before it hold.
+func TestReadErrorInBatch(t *testing.T) {
+	embedded := dataBatch(2, 31, 0, 2, 1)
+	embedded.payload = testRecord(0, nil, dataBatch(4, 31, 0, 4, 1).encode())
+	p := embedded.encode()
+	failure := errors.New("disk on fire")
+	_, err := VerifyLog(io.MultiReader(bytes.NewReader(p[:len(p)-1]), iotest.ErrReader(failure)))
+	if !errors.Is(err, failure) || errors.Is(err, ErrCorruptLog) {
+		t.Errorf("%v, want %v", err, failure)
 	}
 }
 
