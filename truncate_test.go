@@ -471,3 +471,53 @@ func TestTruncate_ExactAgainAfterRestore(t *testing.T) {
 	}
 	truncate(4, false)
 }
+
+// TestTruncate_BelowRestoredLogEnd: a snapshot was taken with a batch in flight, so it
+// remembers batches past its end offset, and the log was cut below what it reached
+// then. From the cut on the log continues: a snapshot says that it ends there, a
+// reservation may lie there, and in a log without holes the next batch must.
+//
+//	offset  0   1   2   3   4   5
+//	log     32  ?   32  32  32      31 is in flight at 1, the snapshot reaches 5
+//	        32  31  32              cut to 3
+func TestTruncate_BelowRestoredLogEnd(t *testing.T) {
+	cfg := Config{Contiguous: true}
+	m := New(cfg)
+	settled(t, m.Commit(32, 0, 0, 1, 0))
+	r, _, err := m.Reserve(Batch{ProducerID: 31, Count: 1})
+	settled(t, err)
+	for seq := range int32(3) {
+		later, _, err := m.Reserve(Batch{ProducerID: 32, BaseSequence: 1 + seq, Count: 1})
+		settled(t, err, later.Commit(2+int64(seq)))
+	}
+	s := m.Snapshot()
+	if s.EndOffset() != 1 || s.LogEndOffset() != 5 {
+		t.Fatalf("the snapshot ends at %d of %d, want 1 of 5", s.EndOffset(), s.LogEndOffset())
+	}
+	settled(t, r.Commit(1))
+
+	n := restored(t, cfg, written(t, s))
+	if err := n.Commit(33, 0, 0, 1, 3); err == nil {
+		t.Error("before the replay has come to the end, a batch is committed at 3")
+	}
+	n.Truncate(3)
+	audit(t, n)
+	for _, l := range []logged{
+		{batch: Batch{ProducerID: 31, Count: 1}, base: 1},
+		{batch: Batch{ProducerID: 32, BaseSequence: 1, Count: 1}, base: 2},
+	} {
+		settled(t, apply(n, l))
+	}
+	if s := n.Snapshot(); s.EndOffset() != 3 || s.LogEndOffset() != 3 {
+		t.Errorf("after the cut a snapshot ends at %d of %d, want 3 of 3", s.EndOffset(), s.LogEndOffset())
+	}
+	if _, _, err := n.Reserve(Batch{ProducerID: 34, Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if end := n.Snapshot().EndOffset(); end != 3 {
+		t.Errorf("a batch may lie at 3, and a snapshot ends at %d", end)
+	}
+	n.AbandonReservations()
+	settled(t, n.Commit(33, 0, 0, 1, 3))
+	audit(t, n)
+}
