@@ -291,10 +291,10 @@ func TestParseBatchRefuses(t *testing.T) {
 	}
 }
 
-// TestParseBatch_ForgottenError: a caller that ignores the error of ParseBatch
+// TestFault_F11_ForgottenError: a caller that ignores the error of ParseBatch
 // judges a batch of no producer, and one that ignores the error of ParseMarker is
 // refused. Neither touches producer 0.
-func TestParseBatch_ForgottenError(t *testing.T) {
+func TestFault_F11_ForgottenError(t *testing.T) {
 	m := New(Config{})
 	if err := m.Commit(0, 0, 0, 1, 0); err != nil {
 		t.Fatal(err)

@@ -1,6 +1,7 @@
 package idempotence
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math"
@@ -756,36 +757,46 @@ func TestEvict(t *testing.T) {
 // maxima, so that one interruption does not stand for all.
 func BenchmarkStallExpire(b *testing.B) {
 	for _, n := range []int{100_000, 1_000_000} {
-		for _, tt := range []struct {
-			name string
-			idle time.Duration
-			want int
-		}{{"nothing", time.Second, 0}, {"everything", time.Hour, n}} {
-			b.Run(fmt.Sprintf("expires=%s/producers=%d", tt.name, n), func(b *testing.B) {
-				var during, quiet, took []time.Duration
-				for range b.N {
-					m, _ := full(n)
-					m.cfg.Expiration = time.Minute
-					m.Expire(time.Unix(1000, 0))
-					runtime.GC()
-					w := startWriter(m)
-					start := time.Now()
-					got := m.Expire(time.Unix(1000, 0).Add(tt.idle))
-					spent := time.Since(start)
-					during, took = append(during, w.stop()), append(took, spent)
-					if got != tt.want {
-						b.Fatalf("%d expired, want %d", got, tt.want)
-					}
-					w = startWriter(m)
-					time.Sleep(spent)
-					quiet = append(quiet, w.stop())
-				}
-				b.ReportMetric(0, "ns/op") // mostly the making of the manager, which b.N follows
-				b.ReportMetric(medianMillis(during), "max-ms")
-				b.ReportMetric(medianMillis(quiet), "idle-max-ms")
-				b.ReportMetric(medianMillis(took), "expire-ms")
-			})
+		b.Run(fmt.Sprintf("expires=nothing/producers=%d", n), func(b *testing.B) { stallExpire(b, n, time.Second, 0) })
+		b.Run(fmt.Sprintf("expires=everything/producers=%d", n), func(b *testing.B) { stallExpire(b, n, time.Hour, n) })
+	}
+}
+
+// stallExpire measures one Expire over n producers that are idle for some time, of
+// which it forgets as many as wanted.
+func stallExpire(b *testing.B, n int, idle time.Duration, want int) {
+	var during, quiet, took []time.Duration
+	for range b.N {
+		m, _ := full(n)
+		m.cfg.Expiration = time.Minute
+		m.Expire(time.Unix(1000, 0))
+		runtime.GC()
+		w := startWriter(m)
+		start := time.Now()
+		got := m.Expire(time.Unix(1000, 0).Add(idle))
+		spent := time.Since(start)
+		during, took = append(during, w.stop()), append(took, spent)
+		if got != want {
+			b.Fatalf("%d expired, want %d", got, want)
 		}
+		w = startWriter(m)
+		time.Sleep(spent)
+		quiet = append(quiet, w.stop())
+	}
+	b.ReportMetric(0, "ns/op") // mostly the making of the manager, which b.N follows
+	b.ReportMetric(medianMillis(during), "max-ms")
+	b.ReportMetric(medianMillis(quiet), "idle-max-ms")
+	b.ReportMetric(medianMillis(took), "expire-ms")
+}
+
+// TestFault_F17_BenchmarkEnds: everything that an iteration of BenchmarkStallExpire does
+// is timed, so that it ends with the default benchtime, whose number of iterations
+// follows the time measured.
+func TestFault_F17_BenchmarkEnds(t *testing.T) {
+	began := time.Now()
+	r := testing.Benchmark(func(b *testing.B) { stallExpire(b, 1000, time.Second, 0) })
+	if took := time.Since(began); r.N == 0 || r.T < took/10 {
+		t.Errorf("%d iterations took %v, of which %v were timed", r.N, took, r.T)
 	}
 }
 
@@ -943,5 +954,43 @@ func TestReleasedInTheirOrder(t *testing.T) {
 				t.Errorf("%s, active at %d times (-want +got):\n%s", name, times, diff)
 			}
 		}
+	}
+}
+
+// TestFault_F6_OneClockReadingFarAhead: one reading that is ten years ahead must not
+// stop forgetting for ten years, over a restart and Reset either.
+func TestFault_F6_OneClockReadingFarAhead(t *testing.T) {
+	day := 24 * time.Hour
+	now := time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
+	for name, between := range map[string]func(m *ProducerStateManager) *ProducerStateManager{
+		"nothing":   func(m *ProducerStateManager) *ProducerStateManager { return m },
+		"a restart": func(m *ProducerStateManager) *ProducerStateManager { return restored(t, m.cfg, encoded(t, m)) },
+		"a restore": func(m *ProducerStateManager) *ProducerStateManager {
+			settled(t, m.Restore(bytes.NewReader(encoded(t, New(m.cfg)))))
+			return m
+		},
+		"Reset": func(m *ProducerStateManager) *ProducerStateManager { m.Reset(); return m },
+	} {
+		m := New(Config{})
+		commit := func(pid int64) { t.Helper(); settled(t, m.Commit(pid, 0, 0, 1, m.EndOffset())) }
+		commit(1)
+		m.Expire(now)
+		m.Expire(now.AddDate(10, 0, 0))
+		m = between(m)
+		commit(2)
+		if n := m.Expire(now.Add(day)); n != 0 {
+			t.Errorf("%s: %d were forgotten at the right time, want none: all count as active", name, n)
+		}
+		if p, _ := m.Producer(2); !p.LastActivity.Equal(now.Add(day)) {
+			t.Errorf("%s: producer 2 was active at %v, want %v", name, p.LastActivity, now.Add(day))
+		}
+		if n := m.Expire(now.Add(2*day - 1)); n != 0 {
+			t.Errorf("%s: %d were forgotten too early", name, n)
+		}
+		m.Expire(now.Add(2 * day))
+		if m.Len() != 0 {
+			t.Errorf("%s: %d are remembered a day later", name, m.Len())
+		}
+		audit(t, m)
 	}
 }

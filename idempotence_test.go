@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -649,5 +650,109 @@ func TestNoAllocation(t *testing.T) {
 	reserved()
 	if n := testing.AllocsPerRun(10*reservationBlock, reserved); n != 0 { // rounded down
 		t.Errorf("a reservation allocates %v times", n)
+	}
+}
+
+// TestFault_F8_OffsetInsideNewestBatch: no log gives an offset inside a batch. The
+// newest one remembered of the producer begins at 4 and ends at 7; anything below its
+// end is ErrOffsetOrder, whatever records it.
+func TestFault_F8_OffsetInsideNewestBatch(t *testing.T) {
+	next := Batch{ProducerID: 31, BaseSequence: 3, Count: 2}
+	newer := Batch{ProducerID: 31, Epoch: 1, Count: 2}
+	txn := Batch{ProducerID: 31, BaseSequence: 3, Count: 2, Transactional: true}
+	for name, record := range map[string]func(m *ProducerStateManager, base int64) error{
+		"CommitBatch":                func(m *ProducerStateManager, base int64) error { return m.CommitBatch(next, base) },
+		"CommitBatch, a newer epoch": func(m *ProducerStateManager, base int64) error { return m.CommitBatch(newer, base) },
+		"CommitBatch, transactional": func(m *ProducerStateManager, base int64) error { return m.CommitBatch(txn, base) },
+		"Apply":                      func(m *ProducerStateManager, base int64) error { return firstError(m.Apply(next, base)) },
+		"CommitMarker":               func(m *ProducerStateManager, base int64) error { return m.CommitMarker(Marker{ProducerID: 31}, base) },
+		"CommitMarker, a newer epoch": func(m *ProducerStateManager, base int64) error {
+			return m.CommitMarker(Marker{ProducerID: 31, Epoch: 1}, base)
+		},
+		"Reserve and Commit": func(m *ProducerStateManager, base int64) error {
+			r, _, err := m.Reserve(next)
+			return errors.Join(err, r.Commit(base))
+		},
+		"Reserve and Commit, a newer epoch": func(m *ProducerStateManager, base int64) error {
+			r, _, err := m.Reserve(newer)
+			return errors.Join(err, r.Commit(base))
+		},
+		"ReserveMarker and Commit": func(m *ProducerStateManager, base int64) error {
+			r, err := m.ReserveMarker(Marker{ProducerID: 31})
+			settled(t, err)
+			if err := r.Commit(base); err != nil {
+				return errors.Join(err, r.Abort())
+			}
+			return nil
+		},
+		"Reserve and Commit behind another": func(m *ProducerStateManager, base int64) error {
+			first, _, err := m.Reserve(Batch{ProducerID: 31, BaseSequence: 3, Count: 1})
+			second, _, err2 := m.Reserve(Batch{ProducerID: 31, BaseSequence: 4, Count: 1})
+			if base > 6 {
+				return errors.Join(err, err2, second.Commit(base+1), first.Commit(base))
+			}
+			return errors.Join(err, err2, second.Commit(base+1))
+		},
+	} {
+		for base := int64(0); base <= 8; base++ {
+			m := New(Config{})
+			settled(t, m.Commit(31, 0, 0, 3, 4))
+			err := record(m, base)
+			audit(t, m)
+			if base < 7 && !errors.Is(err, ErrOffsetOrder) || base >= 7 && err != nil {
+				t.Errorf("%s at %d: %v", name, base, err)
+			}
+			var e *BatchError
+			if errors.As(err, &e) && (e.BaseOffset < base || e.LowestOffset < 7) {
+				t.Errorf("%s at %d: base offset %d, lowest possible %d", name, base, e.BaseOffset, e.LowestOffset)
+			}
+		}
+	}
+}
+
+func firstError(_ Result, err error) error { return err }
+
+// TestFault_F18_ForgottenBetweenCheckAndCommit: Check changes nothing, so it cannot hold
+// a producer. One that is forgotten while its batch is being appended is unknown to
+// Commit, by Expire as by the cap. So in the first loop Expire is called under the append
+// lock; a reservation holds its producer.
+func TestFault_F18_ForgottenBetweenCheckAndCommit(t *testing.T) {
+	at := time.Unix(1000, 0)
+	idle := func() *ProducerStateManager {
+		m := New(Config{Expiration: time.Minute, MaxProducers: 1})
+		settled(t, m.Commit(1, 0, 0, 1, 0))
+		m.Expire(at)
+		return m
+	}
+	for name, forget := range map[string]func(m *ProducerStateManager){
+		"Expire":   func(m *ProducerStateManager) { m.Expire(at.Add(2 * time.Minute)) },
+		"eviction": func(m *ProducerStateManager) { settled(t, m.Commit(2, 0, 0, 1, 2)) },
+	} {
+		m := idle()
+		if res, err := m.Check(1, 0, 1, 1); err != nil || res.Verdict != Append {
+			t.Fatalf("Check: %+v, %v", res, err)
+		}
+		forget(m)
+		if err := m.Commit(1, 0, 1, 1, 1); !errors.Is(err, ErrUnknownProducer) {
+			t.Errorf("%s: Commit returns %v, want ErrUnknownProducer", name, err)
+		}
+		audit(t, m)
+
+		m = idle()
+		r, _, err := m.Reserve(Batch{ProducerID: 1, BaseSequence: 1, Count: 1})
+		settled(t, err)
+		forget(m)
+		settled(t, r.Commit(1))
+		audit(t, m)
+
+		m = idle() // under the append lock
+		if _, err := m.Check(1, 0, 1, 1); err != nil {
+			t.Fatal(err)
+		}
+		settled(t, m.Commit(1, 0, 1, 1, 1))
+		m.Expire(at.Add(2 * time.Minute))
+		if res, err := m.Check(1, 0, 1, 1); err != nil || res != (Result{Duplicate, 1}) {
+			t.Errorf("%s: a retry gets %+v, %v", name, res, err)
+		}
 	}
 }

@@ -1239,3 +1239,116 @@ func TestReserve_OwedAcrossFarTime(t *testing.T) {
 		t.Errorf("two days later: %+v, %v", res, err)
 	}
 }
+
+// TestFault_F2_MarkerBehindAppendInFlight: a coordinator's marker comes while an append
+// of its producer is in flight. CheckMarker and ReserveMarker let it wait, so the append
+// ends as if there had been no marker. ReplayMarker is for a marker that is in the log:
+// it ends the reservation.
+func TestFault_F2_MarkerBehindAppendInFlight(t *testing.T) {
+	k := Marker{ProducerID: 31, CoordinatorEpoch: 1}
+	retry := Batch{ProducerID: 31, BaseSequence: 1, Count: 1, Transactional: true}
+	setup := func() (*ProducerStateManager, *Reservation) {
+		m := New(Config{})
+		settled(t, m.CommitBatch(Batch{ProducerID: 31, Count: 1, Transactional: true}, 0))
+		r, _, err := m.Reserve(retry)
+		settled(t, err)
+		return m, r
+	}
+
+	m, r := setup()
+	if err := m.CheckMarker(k); !errors.Is(err, ErrInFlight) || KafkaErrorCode(err) != 7 {
+		t.Errorf("CheckMarker: %v, want ErrInFlight", err)
+	}
+	if err := m.CommitMarker(k, 2); !errors.Is(err, ErrInFlight) {
+		t.Errorf("CommitMarker: %v, want ErrInFlight", err)
+	}
+	_, err := m.ReserveMarker(k)
+	var waits *InFlightError
+	if !errors.As(err, &waits) || waits.FirstSequence != 1 || waits.Batch.BaseSequence != -1 {
+		t.Fatalf("ReserveMarker: %#v, want an InFlightError for sequence 1", err)
+	}
+	if isClosed(waits.Done()) {
+		t.Error("Done is closed while the append is in flight")
+	}
+	settled(t, r.Commit(1))
+	if !isClosed(waits.Done()) {
+		t.Error("Done is open after the append has landed")
+	}
+	settled(t, m.CheckMarker(k), m.CommitMarker(k, 2))
+	audit(t, m)
+	if res, err := m.CheckBatch(retry); err != nil || res != (Result{Duplicate, 1}) {
+		t.Errorf("the retry gets %+v, %v", res, err)
+	}
+
+	m, r = setup()
+	settled(t, m.ReplayMarker(k, 2))
+	audit(t, m)
+	if err := r.Commit(1); !errors.Is(err, ErrAbandoned) {
+		t.Errorf("Commit after ReplayMarker: %v, want ErrAbandoned", err)
+	}
+	if end := m.Snapshot().EndOffset(); end > 1 {
+		t.Errorf("the append may be in the log at 1, and a snapshot ends at %d", end)
+	}
+}
+
+// TestFault_F7_FailedFirstAppendsAreBounded: producers whose first batch fails, without
+// an end, and an idle limit of never. What is kept of them is bounded, and can be seen;
+// so can a reservation of a producer that is not remembered yet.
+func TestFault_F7_FailedFirstAppendsAreBounded(t *testing.T) {
+	for _, cfg := range []Config{{Expiration: -1}, {Expiration: -1, UnknownProducer: AcceptAny}, {MaxProducers: 5}} {
+		m := New(cfg)
+		before, most := heapNow(), 0
+		for pid := range int64(100_000) {
+			r, _, err := m.Reserve(Batch{ProducerID: pid, Count: 1})
+			if pid%1000 == 0 && m.Stats().OpenReservations != 1 {
+				t.Fatalf("%d reservations are open, want 1", m.Stats().OpenReservations)
+			}
+			settled(t, err, r.Abort())
+			most = max(most, m.Stats().FailedFirstAppends)
+		}
+		if grown := int64(heapNow()) - int64(before); grown > 1<<20 {
+			t.Errorf("%+v: %d bytes are held", cfg, grown)
+		}
+		if s := m.Stats(); most != failedFirstLimit || s.FailedFirstAppends == 0 || s.OpenReservations != 0 || m.Len() != 0 {
+			t.Errorf("%+v: at most %d failed first batches, and %+v", cfg, most, s)
+		}
+		audit(t, m)
+	}
+	m := New(Config{})
+	for range 3 {
+		if _, _, err := m.Reserve(Batch{ProducerID: NoProducerID, Count: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reserved(t, m, 0, 1)
+	if s := m.Stats(); s.OpenReservations != 4 || s.InFlight != 0 {
+		t.Errorf("4 reservations are open, and it says %+v", s)
+	}
+	m.AbandonReservations()
+	if s := m.Stats(); s.OpenReservations != 0 || s.FailedFirstAppends != 1 {
+		t.Errorf("all were abandoned, one of them a first batch, and it says %+v", s)
+	}
+}
+
+// TestFault_F15_WhatAbandonLeaves: AbandonReservations does not leave everything as if
+// nothing had been reserved. The producers count as active, a failed first batch must
+// come again before any other of its epoch, and the log is in doubt.
+func TestFault_F15_WhatAbandonLeaves(t *testing.T) {
+	play(t, `
+		mode=accept
+		ttl=100
+		batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
+		expire now=1000 -> 0
+		reserve pid=31 epoch=0 seq=1 n=1 -> OK #A
+		reserve pid=32 epoch=1 seq=7 n=1 -> OK #B
+		abandon
+		activity pid=31 -> since the last Expire
+		snapshot-end -> 1
+		check pid=32 epoch=1 seq=8 n=1 -> OUT_OF_ORDER expected=7 current=-1
+		check pid=32 epoch=2 seq=8 n=1 -> OK
+		check pid=32 epoch=0 seq=8 n=1 -> OK
+		expire now=1050 -> 0
+		expire now=1149 -> 0
+		expire now=1150 -> 1
+	`)
+}
