@@ -9,9 +9,9 @@ import (
 	"slices"
 )
 
-// This file reads and writes the snapshots that Apache Kafka's broker keeps
-// beside the segments of a log, so that a directory can change hands. The
-// format, version 1, as Kafka's ProducerStateManager has it; big-endian:
+// This file reads and writes the snapshots that Apache Kafka's broker keeps beside the
+// segments of a log. The format, version 1, as Kafka's ProducerStateManager has it;
+// big-endian:
 //
 //	offset  size
 //	     0     2  version, 1
@@ -27,9 +27,8 @@ import (
 //	             +34  4  coordinator epoch, or -1
 //	             +38  8  first offset of the open transaction, or -1
 //
-// It holds no more than the newest batch of a producer. Whoever restores it has
-// forgotten the four before, and the end offset is in the name of the file
-// alone.
+// It holds only the newest batch of a producer. The end offset is only in the name of
+// the file.
 
 const (
 	kafkaVersion      = 1
@@ -37,26 +36,26 @@ const (
 	kafkaSummedFrom   = 6
 	kafkaProducerSize = 46
 
-	// noTimestamp is the time of an activity that is not known
-	// (RecordBatch.NO_TIMESTAMP).
+	// noTimestamp is an unknown time (RecordBatch.NO_TIMESTAMP).
 	noTimestamp int64 = -1
 )
 
 var bigEndian = binary.BigEndian
 
-// WriteKafka writes the snapshot to w in the format of Kafka's own snapshots, in
-// the order of producer ids, and returns the number of bytes written. Name the
-// file by EndOffset, in 20 digits, as Kafka does: 00000000000000078114.snapshot.
-// It returns the first error of w, wrapped; what was written then is worthless.
+// WriteKafka writes the snapshot to w in the format of Kafka's own snapshots, in the
+// order of producer ids. It returns the number of bytes written and the first error of
+// w, wrapped; on an error what was written is useless. Name the file by EndOffset, in
+// 20 digits, as Kafka does: 00000000000000078114.snapshot.
 //
-// What the format has no room for is left out: all but the newest batch of each
-// window, the identity of the log, MaxProducerID. So is what lies at or past
-// EndOffset, which Kafka refuses to load. The time of a producer's last activity
-// is cut to milliseconds; for one that has been active since the last Expire it
-// is the time of that call, and -1 if there was none, which Kafka takes for very
-// long ago. So call Expire right before Snapshot.
+// The format has no room for all but the newest batch of each window, the identity of
+// the log, MaxProducerID and aborted transactions. WriteKafka also leaves out what lies
+// at or past EndOffset, which Kafka does not load. The time of a producer's last
+// activity is in milliseconds. For a producer active since the last Expire it is the
+// time of that call, or -1 if there was none, which Kafka takes for long ago: call
+// Expire before Snapshot.
 //
-// It takes 46 bytes for each producer, and 16 or 32 to sort them.
+// It allocates 46 bytes for each producer, and 16 or 32 to sort them. Safe for
+// concurrent use.
 func (s *Snapshot) WriteKafka(w io.Writer) (int64, error) {
 	ranks := s.rows.byID()
 	b := make([]byte, kafkaHeaderSize, kafkaHeaderSize+len(ranks)*kafkaProducerSize)
@@ -76,8 +75,8 @@ func (s *Snapshot) WriteKafka(w io.Writer) (int64, error) {
 	return e.result()
 }
 
-// beforeEnd returns the producer in a row without what lies at or past the end
-// offset, and whether anything is left.
+// beforeEnd returns the producer in a row without what lies at or past the end offset.
+// It returns false if nothing is left.
 func (s *Snapshot) beforeEnd(row uint32) (p *producer, ok bool) {
 	p = s.rows.at(row)
 	switch end := s.head.endOffset; {
@@ -92,7 +91,7 @@ func (s *Snapshot) beforeEnd(row uint32) (p *producer, ok bool) {
 	}
 }
 
-// timestamp returns when a producer was last active, as far as it is known.
+// timestamp returns the time of a producer's last activity, or noTimestamp.
 func (s *Snapshot) timestamp(p *producer) int64 {
 	switch {
 	case p.tick != s.current:
@@ -120,23 +119,21 @@ func (p *producer) appendKafka(b []byte, timestamp int64) []byte {
 	return bigEndian.AppendUint64(b, uint64(p.txnFirst))
 }
 
-// RestoreKafka replaces the state by that of one of Kafka's own snapshots, read
-// from r to its end. endOffset is the end offset of the log that it was taken of,
-// which Kafka has in the file's name only. It is the manager's EndOffset
-// afterwards, and what is in the log from there on must be replayed before
-// anything is judged.
+// RestoreKafka replaces the state by that of one of Kafka's own snapshots, read from r
+// to its end. endOffset is the end offset of the log when the snapshot was taken, which
+// Kafka has only in the name of the file. EndOffset is then endOffset: replay the log
+// from there before anything is judged.
 //
-// On any error the state is untouched: ErrCorruptSnapshot, ErrSnapshotVersion,
-// which is one too, or the error that r returned, wrapped. It refuses what Kafka
-// refuses, and beyond that what Kafka never writes: bytes after the last
-// producer, one that is there twice, negative ids and epochs, and offsets at or
-// past endOffset.
+// On an error the state is unchanged. The error is ErrCorruptSnapshot,
+// ErrSnapshotVersion, or the error of r, wrapped. RestoreKafka refuses what Kafka
+// refuses, and what Kafka never writes: bytes after the last producer, a producer that
+// occurs twice, negative ids and epochs, and offsets at or past endOffset.
 //
-// Of each producer the newest batch is known, so that older retries are refused
-// and not recognised, and Truncate is not exact below endOffset. A batch without
-// sequences, which Kafka writes itself, is not remembered. A time of -1 is not
-// known: the producer counts as active until the next Expire, and so does one
-// with a time after that. Otherwise it is as with Restore.
+// Only the newest batch of each producer is known. So retries of older ones are
+// refused, Truncate is not exact below endOffset, and the transactions aborted there
+// are unknown. A batch without sequences, which only a broker writes, is not
+// remembered. A producer with the time -1, or one after the next Expire, counts as
+// active until that call. Otherwise it is like Restore.
 func (m *ProducerStateManager) RestoreKafka(r io.Reader, endOffset int64) error {
 	d := newSnapshotDecoder(r)
 	n := newState(m.cfg)
@@ -151,11 +148,11 @@ func (m *ProducerStateManager) RestoreKafka(r io.Reader, endOffset int64) error 
 	return nil
 }
 
-// decodeKafka fills an empty manager but for the offsets. What went wrong is in
-// d.
-func (m *state) decodeKafka(d *snapshotDecoder) {
+// decodeKafka reads a snapshot into a state that is empty but for its end offset.
+// Errors are in d.
+func (s *state) decodeKafka(d *snapshotDecoder) {
 	if b := d.take(2); b != nil && bigEndian.Uint16(b) != kafkaVersion {
-		d.err = fmt.Errorf("%w: %d, known is %d", ErrSnapshotVersion, bigEndian.Uint16(b), kafkaVersion)
+		d.err = fmt.Errorf("%w: %d, want %d", ErrSnapshotVersion, bigEndian.Uint16(b), kafkaVersion)
 	}
 	var want, producers uint32
 	if b := d.take(4); b != nil {
@@ -171,12 +168,12 @@ func (m *state) decodeKafka(d *snapshotDecoder) {
 		if b == nil {
 			return
 		}
-		p := m.table.append(int64At(b, 0))
-		if !p.decodeKafka(b, m.endOffset) {
-			d.fail("producer %d, number %d of %d, cannot be like that in a log of %d: %x", p.id, i, producers, m.endOffset, b)
+		p := s.table.append(int64At(b, 0))
+		if invalid := p.decodeKafka(b, s.endOffset); invalid != "" {
+			d.fail("entry %d of %d: producer %d: invalid %s", i+1, producers, p.id, invalid)
 			return
 		}
-		m.maxProducerID = max(m.maxProducerID, p.id)
+		s.maxProducerID = max(s.maxProducerID, p.id)
 		if at := int64At(b, 26); at == noTimestamp {
 			untimed = append(untimed, ranked{row: i})
 		} else {
@@ -184,49 +181,60 @@ func (m *state) decodeKafka(d *snapshotDecoder) {
 		}
 	}
 	d.requireSum(d.checksum(), want)
-	m.finish(d)
-	if d.err == nil {
-		m.enlist(timed, untimed)
-		m.findOpenTxns()
+	if s.reindex(d); d.err == nil {
+		s.enlist(timed, untimed)
+		s.findOpenTxns()
 	}
 }
 
-// decodeKafka reads all of a producer but its id and its time, and reports
-// whether it can be like that in a log that ends at endOffset.
-func (p *producer) decodeKafka(b []byte, endOffset int64) bool {
+// decodeKafka reads the rest of a producer whose id is set, without its time. It
+// returns the name of the first invalid field, if any.
+func (p *producer) decodeKafka(b []byte, endOffset int64) (invalid string) {
 	p.epoch = int16At(b, 8)
 	p.coordinatorEpoch = int32At(b, 34)
 	p.txnFirst = int64At(b, 38)
-	return p.id >= 0 && p.epoch >= 0 && p.coordinatorEpoch >= noCoordinator &&
-		p.txnFirst >= noTxn && p.txnFirst < endOffset && p.decodeKafkaBatch(b, endOffset)
+	switch {
+	case p.id < 0:
+		return "producer id"
+	case p.epoch < 0:
+		return "epoch"
+	case p.coordinatorEpoch < noCoordinator:
+		return "coordinator epoch"
+	case p.txnFirst < noTxn || p.txnFirst >= endOffset:
+		return "first offset of the transaction"
+	}
+	return p.decodeKafkaBatch(b, endOffset)
 }
 
-// decodeKafkaBatch reads the newest batch. The window may lack those before it,
-// and a producer without one is known by something else.
-func (p *producer) decodeKafkaBatch(b []byte, endOffset int64) bool {
+// decodeKafkaBatch reads the newest batch. The window may lack the ones before it. A
+// producer without a batch is known by a marker or by a batch without sequences.
+func (p *producer) decodeKafkaBatch(b []byte, endOffset int64) (invalid string) {
 	last := int32At(b, 10)
 	lastOffset := int64At(b, 14)
 	delta := int32At(b, 22)
+	none := last == noSequence && lastOffset == noOffset && delta == 0
 	switch {
-	case delta < 0 || delta == math.MaxInt32 || lastOffset >= endOffset:
-		return false
+	case last < noSequence:
+		return "last sequence"
+	case delta < 0 || delta == math.MaxInt32:
+		return "offset delta"
+	case !none && lastOffset < int64(delta) || lastOffset >= endOffset:
+		return "last offset"
 	case last == noSequence:
 		p.history |= hadMarker
-		return lastOffset == noOffset && delta == 0 || lastOffset >= int64(delta)
-	case last < 0 || lastOffset < int64(delta):
-		return false
+	default:
+		count := delta + 1
+		p.window.push(makeSpan(firstSequence(last, count), count), lastOffset-int64(delta))
+		p.window.evicted = true
 	}
-	count := delta + 1
-	p.window.push(makeSpan(firstSequence(last, count), count), lastOffset-int64(delta))
-	p.window.evicted = true
-	return true
+	return ""
 }
 
-// signBit makes the order of signed numbers that of unsigned ones.
+// signBit maps signed numbers to unsigned ones in the same order.
 const signBit = 1 << 63
 
-// enlist puts all rows into the lists: by their times, which are the keys of timed,
-// and those without one last.
+// enlist puts all rows into the lists: those with a time, which is their key, and then
+// those without one.
 func (s *state) enlist(timed, untimed []ranked) {
 	all := &frozen{pages: s.table.pages, rows: s.table.rows}
 	all.sort(timed)
@@ -247,8 +255,8 @@ func (s *state) enlist(timed, untimed []ranked) {
 	r.ahead = true
 }
 
-// enlistAt puts rows into the lists as those last active at one time, and makes
-// that the current tick. Within it they are in the order of their newest batches.
+// enlistAt puts the rows last active at one time into the lists, in the order of their
+// newest batches. It makes a tick for them, and makes it the current one.
 func (s *state) enlistAt(all *frozen, ms int64, rows []ranked) {
 	for i := range rows {
 		rows[i].key = uint64(all.at(rows[i].row).newestOffset() + 1)

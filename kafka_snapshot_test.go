@@ -116,8 +116,15 @@ func TestKafkaFiles(t *testing.T) {
 				}
 				want = append(want, line)
 			}
+			open := 0
 			for p := range m.Producers() {
 				got = append(got, kafkaDump(p))
+				if p.CurrentTxnFirstOffset >= 0 {
+					open++
+				}
+			}
+			if n := m.Stats().OpenTransactions; int(n) != open {
+				t.Errorf("%d open transactions, want %d", n, open)
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("(-Kafka +ours)\n%s", diff)

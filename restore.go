@@ -6,29 +6,28 @@ import (
 	"io"
 )
 
-// This file reads snapshots. It believes nothing that they say before it is
-// known to be possible, and changes nothing before everything has been read:
-// the state is built aside and put in place at the end.
+// This file reads snapshots. It checks every field before it uses it. It builds the
+// state aside, and replaces the manager's once all of the snapshot has been read.
 
-// Restore replaces the state by that of a snapshot which WriteTo wrote, read
-// from r to its end. The manager's EndOffset is then that of the snapshot: replay
-// the log from there before anything is judged.
+// Restore replaces the state by that of a snapshot written by WriteTo, read from r to
+// its end. EndOffset is then the snapshot's: replay the log from there before
+// anything is judged.
 //
 // The log must still reach the snapshot's [Snapshot.LogEndOffset], or the state
-// holds batches that are gone. m.Snapshot().LogEndOffset() after the restore
-// gives it; where the log is shorter, Reset and restore an older snapshot.
+// holds batches that are gone. m.Snapshot().LogEndOffset() returns it after a
+// restore. If the log is shorter, call Reset and restore an older snapshot.
 //
-// On any error the state is untouched: ErrCorruptSnapshot, ErrSnapshotVersion,
-// ErrSnapshotLog, or the error that r returned, wrapped. Memory is taken as the
-// bytes come in, whatever count they announce.
+// On an error the state is unchanged. The error is ErrCorruptSnapshot,
+// ErrSnapshotVersion, ErrSnapshotLog, or the error of r, wrapped. Memory grows with
+// the bytes read, not with the counts in them.
 //
-// Of the former state remain MaxProducerID, if it is the higher one, the time of
-// the last Expire, if it is the later one, and the counts of Stats. Open
-// reservations are abandoned. A restore evicts nothing: where the snapshot holds
-// more producers than Config.MaxProducers, newcomers evict the excess.
+// A restore keeps MaxProducerID if it is higher, the time of the last Expire if it is
+// later, and the counters of Stats. It abandons open reservations. It evicts nothing:
+// if the snapshot holds more producers than Config.MaxProducers, newcomers evict the
+// excess.
 //
-// Safe for concurrent use. It holds the lock only at the end, for a time that
-// does not depend on the number of producers.
+// Safe for concurrent use. It holds the lock only to replace the state, for a time
+// that does not depend on the number of producers.
 func (m *ProducerStateManager) Restore(r io.Reader) error {
 	n, err := readSnapshot(r, m.cfg)
 	if err != nil {
@@ -38,18 +37,18 @@ func (m *ProducerStateManager) Restore(r io.Reader) error {
 	return nil
 }
 
-// readSnapshot returns the state that a snapshot holds, for a manager with cfg.
+// readSnapshot returns the state in a snapshot, for a manager with cfg.
 func readSnapshot(r io.Reader, cfg Config) (*state, error) {
 	d := newSnapshotDecoder(r)
 	n := newState(cfg)
 	logID := n.decode(d)
 	if none := [16]byte{}; d.err == nil && logID != cfg.LogID && logID != none && cfg.LogID != none {
-		d.err = fmt.Errorf("%w: it is of log %x, this is log %x", ErrSnapshotLog, logID, cfg.LogID)
+		d.err = fmt.Errorf("%w: log %x, want %x", ErrSnapshotLog, logID, cfg.LogID)
 	}
 	return &n, d.err
 }
 
-// replace makes n the state, with what a restore keeps of the former one.
+// replace replaces the state by n, and keeps what survives a restore.
 func (m *ProducerStateManager) replace(n *state) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -63,156 +62,168 @@ func (m *ProducerStateManager) replace(n *state) {
 	m.state = *n
 }
 
-// decode fills an empty manager, and returns the identity of the log. What went
-// wrong is in d.
-func (m *state) decode(d *snapshotDecoder) (logID [16]byte) {
+// decode reads a snapshot into an empty state, and returns the identity of its log.
+// Errors are in d.
+func (s *state) decode(d *snapshotDecoder) (logID [16]byte) {
 	head := d.head()
 	times, producers := d.uint32(), d.uint32()
-	m.endOffset, m.maxProducerID = head.endOffset, head.maxProducerID
-	m.restoredLogEnd, m.exactness = head.logEndOffset, head.exactness
-	m.recency.now = head.now
-	m.decodeTimes(d, times, producers)
-	m.decodeProducers(d, producers)
-	m.decodeAborted(d, &head)
+	s.endOffset, s.restoredLogEnd = head.endOffset, head.logEndOffset
+	s.maxProducerID, s.lastMarker, s.lastForgetEnd, s.inexact = head.maxProducerID, head.lastMarker, head.lastForgetEnd, head.inexact
+	s.recency.now = head.now
+	s.decodeTimes(d, times, producers)
+	s.decodeProducers(d, producers)
+	s.decodeAborted(d, &head)
 	sum := d.checksum()
 	d.requireSum(sum, d.uint32())
-	m.finish(d)
-	if d.err == nil {
-		m.findOpenTxns()
+	if s.reindex(d); d.err == nil {
+		s.findOpenTxns()
 	}
 	return head.logID
 }
 
-// decodeAborted reads what version 2 has behind the producers. A snapshot of version 1
-// does not hold the transactions that were aborted below its end, unless it has seen
-// no marker.
-func (m *state) decodeAborted(d *snapshotDecoder, head *snapshotHead) {
-	if d.version == 1 {
-		if head.lastMarker != noOffset {
-			m.setBounds(0, head.endOffset)
-		}
-		return
-	}
-	logStart, abortedFrom, n := d.int64(), d.int64(), d.int64()
-	if end := m.restoredLogEnd; logStart < 0 || logStart > end || abortedFrom < 0 || abortedFrom > end || n < 0 {
-		d.fail("log start offset %d, %d aborted transactions known from %d, of a log that ends at %d", logStart, n, abortedFrom, end)
-	}
-	m.setBounds(logStart, abortedFrom)
-	last := logStart - 1
-	for i := int64(0); i < n && d.err == nil; i++ {
-		r := AbortedTransaction{d.int64(), d.int64(), d.int64()}
-		if d.err == nil && (r.ProducerID < 0 || r.ProducerID > m.maxProducerID || r.FirstOffset < 0 || r.FirstOffset >= r.LastOffset ||
-			r.LastOffset <= last || r.LastOffset >= m.restoredLogEnd) {
-			d.fail("entry %d of %d: aborted transaction of producer %d: invalid offsets %d to %d", i, n, r.ProducerID, r.FirstOffset, r.LastOffset)
-			return
-		}
-		m.transactions().aborted.add(r)
-		last = r.LastOffset
-	}
-}
-
-// finish makes the index of the rows, if nothing was wrong.
-func (s *state) finish(d *snapshotDecoder) {
+func (s *state) reindex(d *snapshotDecoder) {
 	if d.err != nil {
 		return
 	}
 	if twice := s.table.reindex(); twice != nil {
-		d.fail("producer %d is in it twice", twice.id)
+		d.fail("producer %d occurs twice", twice.id)
 	}
 }
 
-// decodeTimes reads the times as marks, and makes the mark of those active since
-// the last one the current one.
-func (m *state) decodeTimes(d *snapshotDecoder, times, producers uint32) {
-	a := &m.recency
+// decodeTimes reads the times as ticks, and adds the current tick for the producers
+// that have none of them.
+func (s *state) decodeTimes(d *snapshotDecoder, times, producers uint32) {
+	r := &s.recency
 	rest := producers
 	for i := range times {
 		k := d.tick()
-		if d.err != nil {
-			return
+		switch {
+		case k.producers == 0 || k.producers > rest:
+			d.fail("time %d of %d: invalid number of producers %d", i+1, times, k.producers)
+		case i > 0 && compareTimes(r.ticks[i-1], k) >= 0:
+			d.fail("time %d of %d: not after the one before", i+1, times)
 		}
-		if k.producers == 0 || k.producers > rest || i > 0 && compareTimes(a.ticks[i-1], k) >= 0 {
-			d.fail("time %d is %d of %d producers, in disorder or without any", i, k.producers, rest)
+		if d.err != nil {
 			return
 		}
 		rest -= k.producers
-		a.ticks = append(a.ticks, k)
+		r.ticks = append(r.ticks, k)
 	}
 	if producers > 0 {
-		a.ahead = times > 0 && a.now.before(a.ticks[times-1].at())
-		a.ticks = append(a.ticks, tick{producers: rest})
-		a.current = times
+		r.ahead = times > 0 && r.now.before(r.ticks[times-1].at())
+		r.ticks = append(r.ticks, tick{producers: rest})
+		r.current = times
 	}
 }
 
-// decodeProducers reads the producers, each into a row of its own, so that the
-// rows are in the order of the list.
-func (m *state) decodeProducers(d *snapshotDecoder, producers uint32) {
-	a := &m.recency
-	of, left := uint32(0), uint32(0)
-	for i := range producers {
-		if d.err != nil {
-			return
+// decodeProducers reads the producers. Rows are in the order of the lists.
+func (s *state) decodeProducers(d *snapshotDecoder, producers uint32) {
+	for i, k := range s.recency.ticks {
+		for range k.producers {
+			if s.decodeProducer(d, uint32(i), producers); d.err != nil {
+				return
+			}
 		}
-		for ; left == 0; of++ {
-			left = a.ticks[of].producers
-		}
-		left--
-		b := d.peek(producerLimit)
-		if len(b) < producerSize {
-			d.cutOff(producerSize)
-			return
-		}
-		p := m.table.append(int64(littleEndian.Uint64(b)))
-		size := p.decode(b, m.restoredLogEnd)
-		if d.skip(size); size == 0 || p.id > m.maxProducerID {
-			d.fail("producer %d, number %d of %d, cannot be like that: %+v", p.id, i, producers, p.window)
-		}
-		p.tick, p.pinned = of-1, p.inTransaction()
-		m.push(p, i)
 	}
 }
 
-// decode reads all but the id of a producer that append has appended, and returns
-// how many bytes it took: more than there are in b if it is cut off, and none if
-// it cannot be like that in a log that ends at logEndOffset. It requires
-// producerSize bytes.
-func (p *producer) decode(b []byte, logEndOffset int64) int {
+// decodeProducer reads a producer last active in a tick.
+func (s *state) decodeProducer(d *snapshotDecoder, tick, producers uint32) {
+	b := d.peek(producerLimit)
+	if len(b) < producerSize {
+		d.cutOff(producerSize)
+		return
+	}
+	row := s.table.rows
+	p := s.table.append(int64(littleEndian.Uint64(b)))
+	size, invalid := p.decode(b, s.restoredLogEnd)
+	if p.id > s.maxProducerID {
+		invalid = "producer id"
+	}
+	if invalid != "" {
+		d.fail("entry %d of %d: producer %d: invalid %s", row+1, producers, p.id, invalid)
+		return
+	}
+	d.skip(size)
+	p.tick, p.pinned = tick, p.inTransaction()
+	s.push(p, row)
+}
+
+// decodeAborted reads what version 2 has behind the producers. Version 1 does not
+// hold aborted transactions: they are known from its end offset on, or from the
+// start if there was no marker.
+func (s *state) decodeAborted(d *snapshotDecoder, head *snapshotHead) {
+	if d.version == 1 {
+		if head.lastMarker != noOffset {
+			s.setBounds(0, head.endOffset)
+		}
+		return
+	}
+	logStart, abortedFrom, n := d.int64(), d.int64(), d.int64()
+	if end := s.restoredLogEnd; logStart < 0 || logStart > end || abortedFrom < 0 || abortedFrom > end || n < 0 {
+		d.fail("invalid log start offset %d, first offset with known aborted transactions %d or number of them %d", logStart, abortedFrom, n)
+	}
+	s.setBounds(logStart, abortedFrom)
+	last := logStart - 1
+	for i := int64(0); i < n && d.err == nil; i++ {
+		r := AbortedTransaction{d.int64(), d.int64(), d.int64()}
+		if d.err == nil && (r.ProducerID < 0 || r.ProducerID > s.maxProducerID || r.FirstOffset < 0 || r.FirstOffset >= r.LastOffset ||
+			r.LastOffset <= last || r.LastOffset >= s.restoredLogEnd) {
+			d.fail("aborted transaction %d of %d: producer %d: invalid offsets %d to %d", i+1, n, r.ProducerID, r.FirstOffset, r.LastOffset)
+			return
+		}
+		s.transactions().aborted.add(r)
+		last = r.LastOffset
+	}
+}
+
+// decode reads the rest of a producer whose id is set. It returns its size, which is
+// above len(b) if b ends too early, and the name of the first invalid field, if any.
+// It requires len(b) >= producerSize.
+func (p *producer) decode(b []byte, logEndOffset int64) (size int, invalid string) {
 	p.coordinatorEpoch = int32(littleEndian.Uint32(b[8:]))
 	p.epoch = int16(littleEndian.Uint16(b[12:]))
 	flags, batches := b[14], b[15]
-	if p.id < 0 || p.epoch < 0 || p.coordinatorEpoch < noCoordinator || flags&^flagsKnown != 0 || batches > WindowSize {
-		return 0
+	switch {
+	case p.id < 0:
+		return 0, "producer id"
+	case p.epoch < 0:
+		return 0, "epoch"
+	case p.coordinatorEpoch < noCoordinator:
+		return 0, "coordinator epoch"
+	case flags&^flagsKnown != 0:
+		return 0, "flags"
+	case batches > WindowSize:
+		return 0, "number of batches"
 	}
 	p.setFlags(flags)
-	size := producerSize
+	at := producerSize
 	if flags&flagTxn != 0 {
-		size += txnSize
+		at += txnSize
 	}
-	at := size
-	if size += int(batches) * entrySize; size > len(b) {
-		return size
+	if size = at + int(batches)*entrySize; size > len(b) {
+		return size, ""
 	}
 	p.txnFirst = noTxn
 	if flags&flagTxn != 0 {
 		p.txnFirst = int64(littleEndian.Uint64(b[producerSize:]))
 		if p.txnFirst < 0 || p.txnFirst >= logEndOffset {
-			return 0
+			return 0, "first offset of the transaction"
 		}
 	}
-	newest := entry{baseOffset: noOffset}
+	end := int64(0)
 	for ; at < size; at += entrySize {
 		e := entry{span(littleEndian.Uint64(b[at:])), int64(littleEndian.Uint64(b[at+8:]))}
-		if !e.wellFormed() || e.baseOffset <= newest.baseOffset {
-			return 0
+		switch {
+		case e.span.first() < 0 || e.span.count() < 1:
+			return 0, "sequences of a batch"
+		case e.baseOffset < end || e.baseOffset > logEndOffset-int64(e.span.count()):
+			return 0, "base offset of a batch"
 		}
 		p.window.refill(e.span, e.baseOffset)
-		newest = e
+		end = e.baseOffset + 1
 	}
-	if newest.baseOffset > logEndOffset-int64(newest.span.count()) {
-		return 0
-	}
-	return size
+	return size, ""
 }
 
 func (p *producer) setFlags(flags byte) {
@@ -225,18 +236,13 @@ func (p *producer) setFlags(flags byte) {
 	}
 }
 
-// wellFormed reports whether a batch can be like that.
-func (e *entry) wellFormed() bool {
-	return e.span.first() >= 0 && e.span.count() >= 1 && roomAt(e.baseOffset, int64(e.span.count()))
-}
-
-// snapshotDecoder reads in chunks, and sums them up. It turns bad once, and
-// then gives zeros.
+// snapshotDecoder reads in chunks and computes their checksum. After the first
+// error it returns zeros.
 type snapshotDecoder struct {
 	r          io.Reader
 	buf        []byte
-	start, end int // of what is in buf and not taken yet
-	summed     int // of buf
+	start, end int // the part of buf that has not been taken yet
+	summed     int // how much of buf sum covers
 	sum        uint32
 	version    uint32
 	readErr    error // of r
@@ -247,14 +253,14 @@ func newSnapshotDecoder(r io.Reader) *snapshotDecoder {
 	return &snapshotDecoder{r: r, buf: make([]byte, snapshotChunk)}
 }
 
-// fail notes the first thing that is wrong.
+// fail records an ErrCorruptSnapshot, if it is the first error.
 func (d *snapshotDecoder) fail(format string, args ...any) {
 	if d.err == nil {
 		d.err = fmt.Errorf("%w: %s", ErrCorruptSnapshot, fmt.Sprintf(format, args...))
 	}
 }
 
-// peek returns what is next: n bytes or more, or all that is left.
+// peek returns the next n bytes or more, or all that are left.
 func (d *snapshotDecoder) peek(n int) []byte {
 	if d.end-d.start < n {
 		d.fill(n)
@@ -262,7 +268,7 @@ func (d *snapshotDecoder) peek(n int) []byte {
 	return d.buf[d.start:d.end]
 }
 
-// skip passes over n bytes. It fails if there are no more as many.
+// skip takes n bytes.
 func (d *snapshotDecoder) skip(n int) {
 	if n > d.end-d.start {
 		d.cutOff(n)
@@ -271,7 +277,7 @@ func (d *snapshotDecoder) skip(n int) {
 	d.start += n
 }
 
-// take returns the next n bytes, which are good until the next peek, or nil.
+// take returns the next n bytes, which are valid until the next peek, or nil.
 func (d *snapshotDecoder) take(n int) []byte {
 	b := d.peek(n)
 	if d.skip(n); d.err != nil {
@@ -280,7 +286,7 @@ func (d *snapshotDecoder) take(n int) []byte {
 	return b[:n]
 }
 
-// fill makes n bytes lie in buf, if they come. It requires that n fits.
+// fill reads until buf holds n bytes or the reader ends. It requires that n fits.
 func (d *snapshotDecoder) fill(n int) {
 	d.checksum()
 	d.end = copy(d.buf, d.buf[d.start:d.end])
@@ -297,48 +303,46 @@ func (d *snapshotDecoder) fill(n int) {
 	}
 }
 
-// cutOff notes why n more bytes did not come.
+// cutOff records why the next n bytes are not there.
 func (d *snapshotDecoder) cutOff(n int) {
 	if d.readErr == io.EOF {
-		d.fail("it ends after %d bytes of the next %d", d.end-d.start, n)
+		d.fail("unexpected end: %d bytes left, want %d", d.end-d.start, n)
 	} else if d.err == nil {
 		d.err = fmt.Errorf("idempotence: reading a snapshot: %w", d.readErr)
 	}
 }
 
-// checksum returns the sum of all that was taken.
+// checksum returns the checksum of what was taken.
 func (d *snapshotDecoder) checksum() uint32 {
 	d.sum = crc32.Update(d.sum, castagnoli, d.buf[d.summed:d.start])
 	d.summed = d.start
 	return d.sum
 }
 
-// sumFromHere leaves out of the sum what was taken so far.
+// sumFromHere leaves what was taken so far out of the checksum.
 func (d *snapshotDecoder) sumFromHere() {
 	d.checksum()
 	d.sum = 0
 }
 
-// requireSum fails if the checksum is another than what was read says, or if
-// anything follows.
+// requireSum fails unless sum is want and the reader is at its end.
 func (d *snapshotDecoder) requireSum(sum, want uint32) {
 	if sum != want {
-		d.fail("its checksum is %08x, that of its bytes is %08x", want, sum)
+		d.fail("checksum %08x, want %08x", sum, want)
 	}
 	d.requireEnd()
 }
 
-// requireEnd fails if there is another byte.
+// requireEnd fails unless the reader is at its end.
 func (d *snapshotDecoder) requireEnd() {
 	if len(d.peek(1)) > 0 {
-		d.fail("bytes follow its end")
+		d.fail("trailing bytes")
 	} else if d.readErr != io.EOF {
 		d.cutOff(1)
 	}
 }
 
-// verifySnapshot returns an error if a snapshot has not the bytes that were
-// written. What they say it does not look at.
+// verifySnapshot checks the version and the checksum of a snapshot, and nothing else.
 func verifySnapshot(r io.Reader) error {
 	d := newSnapshotDecoder(r)
 	d.readVersion()
@@ -368,7 +372,7 @@ func (d *snapshotDecoder) int64() int64 {
 func (d *snapshotDecoder) instant() instant {
 	i := instant{d.int64(), int32(d.uint32())}
 	if i.ns < 0 || int64(i.ns) >= nsPerMilli {
-		d.fail("a time has %d nanoseconds in a millisecond", i.ns)
+		d.fail("invalid nanoseconds %d of a time", i.ns)
 	}
 	return i
 }
@@ -378,17 +382,17 @@ func (d *snapshotDecoder) tick() tick {
 	return tick{ms: i.ms, ns: i.ns, producers: d.uint32()}
 }
 
-// readVersion reads what every version begins with.
+// readVersion reads the magic and the version.
 func (d *snapshotDecoder) readVersion() {
 	if b := d.take(len(snapshotMagic)); b != nil && string(b) != snapshotMagic {
-		d.fail("it begins with %x", b)
+		d.fail("invalid magic %x", b)
 	}
 	if d.version = d.uint32(); (d.version < 1 || d.version > snapshotVersion) && d.err == nil {
-		d.err = fmt.Errorf("%w: %d, known are 1 to %d", ErrSnapshotVersion, d.version, snapshotVersion)
+		d.err = fmt.Errorf("%w: %d, want 1 to %d", ErrSnapshotVersion, d.version, snapshotVersion)
 	}
 }
 
-// head reads the header up to the counts.
+// head reads the header, without the counts at its end.
 func (d *snapshotDecoder) head() snapshotHead {
 	d.readVersion()
 	var h snapshotHead
@@ -400,7 +404,7 @@ func (d *snapshotDecoder) head() snapshotHead {
 	h.inexact = flags&flagInexact != 0
 	if h.endOffset < 0 || h.logEndOffset < h.endOffset || h.maxProducerID < NoProducerID || h.lastMarker < noOffset || h.lastMarker >= h.logEndOffset ||
 		h.lastForgetEnd < 0 || h.lastForgetEnd > h.logEndOffset || flags&^flagInexact != 0 {
-		d.fail("end offset %d of a log that ends at %d, highest producer id %d, last marker at %d, forgot at %d, flags %#x",
+		d.fail("invalid header: end offset %d, log end offset %d, highest producer id %d, last marker %d, last forgotten %d, flags %#x",
 			h.endOffset, h.logEndOffset, h.maxProducerID, h.lastMarker, h.lastForgetEnd, flags)
 	}
 	return h

@@ -10,13 +10,12 @@ import (
 	"sync/atomic"
 )
 
-// This file makes the state survive a restart: a snapshot is taken quickly,
-// written to a file without a lock, and restored into a manager. The log from
-// the snapshot's end offset on does the rest.
+// This file takes and writes snapshots, with which the state survives a restart. A
+// snapshot is taken under the lock and written without it. A replay of the log from
+// the snapshot's end offset completes it.
 //
-// The format, version 2. Numbers are little-endian, as the processors are that
-// it is read on. It is frozen: files of it are in testdata, and a change of it is
-// another version.
+// The format, version 2, is little-endian and frozen: files of it are in testdata, and
+// a change needs another version.
 //
 //	offset  size
 //	     0     4  magic "idps"
@@ -60,17 +59,15 @@ import (
 //
 // Version 1 ends after the producers. It is still read.
 //
-// The times say who was active when: the first time's producers come first, then
-// the second's, and so on; those after the last time's have been active since
-// the last Expire. A producer with a full window takes 96 bytes.
+// The first producers were last active at the first time, the next ones at the second,
+// and so on. Those after the last time have been active since the last Expire. A
+// producer with a full window takes 96 bytes.
 //
-// The bytes are a function of the state alone. Where producers lie in memory,
-// how the marks are numbered, how a window is turned and who is parked does not
-// show, and neither do Stats and Config, but for LogID. Producers active at the
-// same time are in the order in which they committed last, as eviction takes
-// them. A manager without a cap does not keep that order; there it is that of
-// the newest base offsets, with producers of which no batch is remembered before
-// all others, and where offsets agree, that of the producer ids.
+// Equal states have equal bytes. Producers last active at the same time are in this
+// order: those with an open transaction first; then, with Config.MaxProducers, in the
+// order of activity, which is that of eviction, and without it by newest base offset,
+// those without a batch first, and by producer id where offsets agree. Not in the bytes
+// are rows, numbers of ticks, places in a window, Stats, and of Config all but LogID.
 
 // The layout above, in numbers.
 const (
@@ -99,30 +96,27 @@ const (
 
 var littleEndian = binary.LittleEndian
 
-// Snapshot is a copy of a manager's state at one moment. It never changes, and
-// its methods hold no lock of the manager's and are safe for concurrent use. It
-// shares memory with the manager, which the manager replaces piece by piece as
-// it changes; let go of a Snapshot when it is written.
+// Snapshot is a copy of a manager's state at one moment. It does not change. It shares
+// memory with the manager, which copies that as it changes: do not keep a Snapshot
+// longer than needed. It is safe for concurrent use, and holds no lock of the manager.
 type Snapshot struct {
-	rows   frozen
-	ticks  []tick
-	idle   list
-	pinned list
-	head   snapshotHead
-	// aborted are the aborted transactions. Their memory is shared.
-	aborted []AbortedTransaction
-	// current is the mark of those active since the last Expire.
+	rows    frozen
+	ticks   []tick
+	idle    list
+	pinned  list
+	head    snapshotHead
+	aborted []AbortedTransaction // shared with the manager
+	// current is the tick since the last Expire.
 	current uint32
-	// capped says that the order of the lists is that of the commits.
+	// capped says that lists are in the order of activity within a tick too.
 	capped bool
-	// cuts counts those of the manager, and cutsBefore is how many there were.
-	// truncations counts those of the log, of which there had been
-	// truncationsBefore when the snapshot was taken.
+	// truncations is the manager's counter. It was truncationsBefore when the
+	// snapshot was taken.
 	truncations       *atomic.Uint64
 	truncationsBefore uint64
 }
 
-// snapshotHead is what a snapshot holds beside the producers.
+// snapshotHead is the fixed part of a snapshot.
 type snapshotHead struct {
 	logID         [16]byte
 	endOffset     int64
@@ -134,14 +128,13 @@ type snapshotHead struct {
 	abortedFrom int64
 }
 
-// Snapshot returns a copy of the state at this moment: a consistent one, however
-// many goroutines commit. It copies half a byte for each producer, and 16 for each
-// time of activity; what it shares is copied later, 64 producers at a time, by
-// the commits that change it. Write it with [Snapshot.WriteTo], without a lock. Safe
-// for concurrent use.
+// Snapshot returns a consistent copy of the state. It holds every committed batch and
+// none in flight; see [Snapshot.EndOffset]. Write it with [Snapshot.WriteTo], without
+// holding a lock. Safe for concurrent use.
 //
-// It holds every batch that was committed, and none that was in flight; see
-// [Snapshot.EndOffset].
+// It copies half a byte for each producer, and 16 bytes for each time of activity.
+// The rest is shared, and later copied by the commits that change it, 64 producers at a
+// time.
 func (m *ProducerStateManager) Snapshot() *Snapshot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -169,31 +162,28 @@ func (m *ProducerStateManager) Snapshot() *Snapshot {
 	}
 }
 
-// EndOffset returns the offset from which to replay the log after a restore. It
-// is the manager's EndOffset, or, where batches were in flight, the lowest
-// offset at which one of them may be in the log. The replay finds those, and
-// skips what the snapshot holds already.
+// EndOffset returns the offset from which to replay the log after a restore. It is the
+// manager's EndOffset or, if batches were in flight, the lowest offset at which one of
+// them may be in the log. The replay finds those, and skips what the snapshot holds.
 //
-// This relies on the order of calls: a batch is committed before the append lock
-// is released, or reserved before it is appended.
+// This requires that a batch is committed before the append lock is released, or
+// reserved before it is appended.
 func (s *Snapshot) EndOffset() int64 { return s.head.endOffset }
 
-// LogEndOffset returns the end offset of the log when the snapshot was taken. It
-// is above EndOffset only where batches were in flight. The snapshot is good
-// only for a log that still reaches it: where a crash or a truncation has made
-// the log shorter, the snapshot may hold batches that are gone.
-// [SnapshotDir.Load] checks this.
+// LogEndOffset returns the end offset of the log when the snapshot was taken. It is
+// above EndOffset only if batches were in flight. Do not restore the snapshot if the log
+// ends below it: the snapshot may hold batches that are gone. [SnapshotDir.Load] checks
+// this.
 func (s *Snapshot) LogEndOffset() int64 { return s.head.logEndOffset }
 
-// stale reports whether the log was cut since.
+// stale reports whether the log was truncated since the snapshot was taken.
 func (s *Snapshot) stale() bool { return s.truncations.Load() != s.truncationsBefore }
 
-// LogID returns the identity of the log, as it was in Config.
+// LogID returns the identity of the log, from Config.
 func (s *Snapshot) LogID() [16]byte { return s.head.logID }
 
-// times returns the times of activity in order, each with the number of its
-// producers, and for each tick the index of its time. The last time is that of the
-// current tick.
+// times returns the times of activity in order, with their numbers of producers, and
+// for each tick the index of its time. The last time is that of the current tick.
 func (s *Snapshot) times() (times []tick, timeOf []uint32) {
 	timeOf = make([]uint32, len(s.ticks))
 	var order []uint32
@@ -224,8 +214,8 @@ func compareTimes(a, b tick) int {
 	return cmp.Compare(a.ns, b.ns)
 }
 
-// contents returns the times, without that of the current tick, and the rows in
-// the order of the format.
+// contents returns the times, without that of the current tick, and the rows in the
+// order of the format.
 func (s *Snapshot) contents() (times []tick, ranks []ranked) {
 	times, timeOf := s.times()
 	next := make([]uint32, len(times)) // the place of each time's next row
@@ -236,7 +226,7 @@ func (s *Snapshot) contents() (times []tick, ranks []ranked) {
 	place := func(row uint32, key uint64) {
 		p := s.rows.at(row)
 		if !p.inTransaction() {
-			key |= 1 << 63 // those in a transaction come first
+			key |= 1 << 63
 		}
 		time := timeOf[p.tick]
 		ranks[next[time]] = ranked{key: key, row: row}
@@ -257,8 +247,8 @@ func (s *Snapshot) contents() (times []tick, ranks []ranked) {
 
 // walk calls f for each row and its place in the lists, in that order.
 func (s *Snapshot) walk(f func(row uint32, place uint64)) {
-	// The links are gathered first: a walk from row to row would wait for memory
-	// at every step.
+	// The links are gathered first. A walk from row to row would miss the cache at
+	// every step.
 	newer := make([]link, s.rows.rows)
 	for row := range newer {
 		newer[row] = s.rows.at(uint32(row)).newer
@@ -272,13 +262,12 @@ func (s *Snapshot) walk(f func(row uint32, place uint64)) {
 	}
 }
 
-// WriteTo writes the snapshot to w, in the format drawn at the top of
-// snapshot.go, and returns how many bytes it wrote. Equal states give equal
-// bytes. It returns the first error of w, wrapped; what was written then is
-// worthless.
+// WriteTo writes the snapshot to w, in the format at the top of snapshot.go. Equal
+// states give equal bytes. It returns the number of bytes written and the first error
+// of w, wrapped; on an error what was written is useless. Safe for concurrent use.
 //
-// It takes a buffer of 64 KiB, and for each producer 16 bytes, or twice that
-// where they are not in the order of their last activity.
+// It allocates 64 KiB, and 16 bytes for each producer, or 32 if they are not in the
+// order of their activity.
 func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
 	times, ranks := s.contents()
 	e := newSnapshotEncoder(w, make([]byte, 0, snapshotChunk))
@@ -335,7 +324,7 @@ func (i instant) append(b []byte) []byte {
 	return littleEndian.AppendUint32(b, uint32(i.ns))
 }
 
-// size returns how many bytes the producer takes in a snapshot.
+// size returns the number of bytes of the producer in a snapshot.
 func (p *producer) size() int {
 	n := producerSize + int(p.window.count)*entrySize
 	if p.txnFirst != noTxn {
@@ -344,8 +333,7 @@ func (p *producer) size() int {
 	return n
 }
 
-// append appends the producer in the format of a snapshot. It requires that
-// there is room in b.
+// append appends the producer in the format of a snapshot. It requires room in b.
 func (p *producer) append(b []byte) []byte {
 	n := len(b)
 	b = b[:n+p.size()]
@@ -385,23 +373,23 @@ func (p *producer) flags() byte {
 	return flags
 }
 
-// snapshotChunk is how much is read or written at a time.
+// snapshotChunk is the number of bytes read or written at a time.
 const snapshotChunk = 64 << 10
 
-// snapshotEncoder gathers bytes into chunks, and sums them up.
+// snapshotEncoder writes in chunks and computes their checksum.
 type snapshotEncoder struct {
 	w       io.Writer
 	buf     []byte
 	sum     uint32
 	written int64
-	err     error // the first one of w; nothing is written after it
+	err     error // of w; nothing is written after it
 }
 
 func newSnapshotEncoder(w io.Writer, buf []byte) *snapshotEncoder {
 	return &snapshotEncoder{w: w, buf: buf}
 }
 
-// room makes sure that n more bytes fit into buf.
+// room makes room for n more bytes in buf.
 func (e *snapshotEncoder) room(n int) {
 	if cap(e.buf)-len(e.buf) < n {
 		e.flush()

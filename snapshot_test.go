@@ -957,13 +957,13 @@ func TestRestoreErrors(t *testing.T) {
 		text   string
 	}{
 		{"not a snapshot", strings.NewReader("not a snapshot at all"), ErrCorruptSnapshot, nil,
-			"idempotence: corrupt snapshot: it begins with 6e6f7420"},
+			"idempotence: corrupt snapshot: invalid magic 6e6f7420"},
 		{"a newer version", bytes.NewReader(version), ErrSnapshotVersion, ErrCorruptSnapshot,
-			"idempotence: unknown version of snapshot: 3, known are 1 to 2"},
+			"idempotence: unknown version of snapshot: 3, want 1 to 2"},
 		{"another log", bytes.NewReader(one), ErrSnapshotLog, nil,
-			"idempotence: snapshot of another log: it is of log 01020300000000000000000000000010, this is log 09000000000000000000000000000000"},
+			"idempotence: snapshot of another log: log 01020300000000000000000000000010, want 09000000000000000000000000000000"},
 		{"nothing", strings.NewReader(""), ErrCorruptSnapshot, nil,
-			"idempotence: corrupt snapshot: it ends after 0 bytes of the next 4"},
+			"idempotence: corrupt snapshot: unexpected end: 0 bytes left, want 4"},
 		{"a reader that fails", io.MultiReader(bytes.NewReader(one[:50]), iotest.ErrReader(broken)), broken, nil,
 			"idempotence: reading a snapshot: broken pipe"},
 		{"a reader that fails at the end", io.MultiReader(bytes.NewReader(one), iotest.ErrReader(broken)), broken, nil,

@@ -102,7 +102,7 @@ func (d *SnapshotDir) Save(s *Snapshot) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if s.stale() {
-		return fmt.Errorf("%w: its end offset is %d", ErrStaleSnapshot, s.EndOffset())
+		return fmt.Errorf("%w: end offset %d", ErrStaleSnapshot, s.EndOffset())
 	}
 	if err := d.save(s); err != nil {
 		return fmt.Errorf("idempotence: saving a snapshot: %w", err)
@@ -260,9 +260,9 @@ func (d *SnapshotDir) load(m *ProducerStateManager, offset, logEnd int64) error 
 	case err != nil:
 		return err
 	case n.endOffset != offset:
-		return fmt.Errorf("%w: its end offset is %d, its name says %d", ErrCorruptSnapshot, n.endOffset, offset)
+		return fmt.Errorf("%w: end offset %d, file name says %d", ErrCorruptSnapshot, n.endOffset, offset)
 	case n.restoredLogEnd > logEnd: // its header could not be read before
-		return fmt.Errorf("%w: it ended at %d, and ends at %d", ErrStaleSnapshot, n.restoredLogEnd, logEnd)
+		return fmt.Errorf("%w: log end offset %d, log ends at %d", ErrStaleSnapshot, n.restoredLogEnd, logEnd)
 	}
 	d.intact[offset] = n.restoredLogEnd
 	m.replace(n)
@@ -391,22 +391,20 @@ func isTemporary(name string) bool {
 	return ok && named
 }
 
-// fileSystem is what a SnapshotDir does to the disk, each step a method, so that
-// a test can make each of them fail.
+// fileSystem is the disk. A test can make each method fail.
 type fileSystem interface {
 	makeDir(path string) error
 	// list returns the names of the files in a directory.
 	list(path string) ([]string, error)
 	open(name string) (io.ReadCloser, error)
-	// create makes an empty file, in place of one that is there.
+	// create creates a file, or empties an existing one.
 	create(name string) (syncWriteCloser, error)
-	// rename replaces a file that has the new name already.
+	// rename replaces an existing file.
 	rename(from, to string) error
 	remove(name string) error
-	// syncDir forces the names in a directory to disk.
+	// syncDir syncs the names in a directory.
 	syncDir(path string) error
-	// lock takes a lock that no two have at once, or returns
-	// ErrSnapshotDirInUse.
+	// lock locks a file until Close, or returns ErrSnapshotDirInUse.
 	lock(name string) (io.Closer, error)
 }
 
@@ -415,8 +413,8 @@ type syncWriteCloser interface {
 	Sync() error
 }
 
-// osFileSystem is that of the operating system. Its lock and syncDir are in the
-// files for each.
+// osFileSystem is the operating system's. Its lock and syncDir are in a file for each
+// kind of system.
 type osFileSystem struct{}
 
 func (osFileSystem) makeDir(path string) error                   { return os.MkdirAll(path, 0o755) }

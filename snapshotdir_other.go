@@ -8,9 +8,8 @@ import (
 	"os"
 )
 
-// lock only opens the file: what these systems have in common has no lock that
-// ends with the process, and one that does not would keep a broker from starting
-// after a crash.
+// lock only opens the file. These systems share no lock that ends with the process, and
+// any other would keep a broker from starting after a crash.
 func (osFileSystem) lock(name string) (io.Closer, error) {
 	return os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o644)
 }

@@ -9,7 +9,7 @@ import (
 	"syscall"
 )
 
-// lock takes a flock, which the system gives up when the process ends.
+// lock takes a flock, which ends with the process.
 func (osFileSystem) lock(name string) (io.Closer, error) {
 	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {

@@ -6,11 +6,10 @@ import (
 	"syscall"
 )
 
-// errSharingViolation is ERROR_SHARING_VIOLATION: somebody has the file open.
+// errSharingViolation is ERROR_SHARING_VIOLATION: the file is open elsewhere.
 const errSharingViolation syscall.Errno = 32
 
-// lock opens the file without sharing it, which the system gives up when the
-// process ends.
+// lock opens the file without sharing, which ends with the process.
 func (osFileSystem) lock(name string) (io.Closer, error) {
 	p, err := syscall.UTF16PtrFromString(name)
 	if err != nil {
@@ -27,6 +26,5 @@ func (osFileSystem) lock(name string) (io.Closer, error) {
 	return os.NewFile(uintptr(h), name), nil
 }
 
-// syncDir does nothing: a directory cannot be forced to disk here, and the file
-// system writes a journal of its names.
+// syncDir does nothing: Windows does not sync directories, and NTFS journals names.
 func (osFileSystem) syncDir(string) error { return nil }

@@ -178,7 +178,7 @@ func (t *table) reindex() (twice *producer) {
 	return nil
 }
 
-// enter puts a row into the index, unless that has one with the same producer.
+// enter puts a row into the index. It returns false if there is one with the same id.
 func (t *table) enter(hash uint64, row uint32) bool {
 	b := t.index.room(hash, t.hashOf)
 	for i := b.home(hash); ; i = b.after(i) {
@@ -259,15 +259,15 @@ func (f *frozen) byID() []ranked {
 	return ranks
 }
 
-// rowsAhead is how many rows in no order are read at a time.
+// rowsAhead is the number of rows that are read ahead of being written.
 const rowsAhead = 32
 
-// look reads rows, so that they are in the cache: their cache misses overlap.
+// look reads rows into the cache. Their cache misses overlap.
 func (f *frozen) look(ranks []ranked) {
 	var seen int64
 	for _, r := range ranks {
 		p := f.at(r.row)
 		seen |= p.id | p.txnFirst // the first and the last cache line
 	}
-	runtime.KeepAlive(seen) // or the compiler would not look
+	runtime.KeepAlive(seen) // keeps the compiler from dropping the reads
 }
