@@ -448,17 +448,20 @@ type endedTxn struct{ first, marker int64 }
 
 func (q *endedQueue) add(first, marker int64) {
 	i := len(*q)
-	for i > 0 && (*q)[i-1].marker > marker {
+	for i > 0 && (*q)[i-1].marker >= marker {
 		i--
 	}
 	if i < len(*q) && (*q)[i].first <= first {
 		return
 	}
-	from := i
+	from, to := i, i
 	for from > 0 && (*q)[from-1].first >= first {
 		from--
 	}
-	*q = slices.Replace(*q, from, i, endedTxn{first, marker})
+	if to < len(*q) && (*q)[to].marker == marker {
+		to++
+	}
+	*q = slices.Replace(*q, from, to, endedTxn{first, marker})
 }
 
 // release drops the transactions whose marker lies below the high watermark.
