@@ -97,7 +97,7 @@ func (m *ProducerStateManager) Replay(b Batch, baseOffset int64) error {
 		e.LowestOffset = m.endOffset
 		return e
 	}
-	untold := m.isUntold(baseOffset)
+	untold := m.isUntold(baseOffset, true)
 	end := baseOffset + b.offsets()
 	m.advance(end)
 	if b.ProducerID != NoProducerID {
@@ -107,10 +107,10 @@ func (m *ProducerStateManager) Replay(b Batch, baseOffset int64) error {
 	return nil
 }
 
-// isUntold reports whether the manager has not been told yet what the log holds at
-// offset.
-func (s *state) isUntold(offset int64) bool {
-	return offset >= s.endOffset || s.inFlight != nil && s.inFlight.tail.unknown && offset >= s.inFlight.tail.from
+// isUntold reports whether the manager may not have been told yet what the log holds
+// at offset, or which transactional batch.
+func (s *state) isUntold(offset int64, transactional bool) bool {
+	return offset >= s.endOffset || s.inFlight != nil && s.inFlight.tail.mayHold(offset, transactional)
 }
 
 // replayable reports whether every field is in the range it may have in a log.
@@ -203,7 +203,7 @@ func (m *ProducerStateManager) replayMarker(k Marker, offset, end int64) error {
 	case !m.mayReplay(offset, 1):
 		return newMarkerError(k, offset, ErrOffsetOrder)
 	}
-	untold := m.isUntold(offset)
+	untold := m.isUntold(offset, false)
 	m.advance(end)
 	if p := m.table.find(k.ProducerID); p != nil && (k.Epoch < p.epoch || offset < p.newestOffset()) {
 		m.replayStaleMarker(&k, offset, untold)

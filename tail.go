@@ -30,6 +30,15 @@ func (t *tail) add(floor, end int64, transactional bool) {
 	}
 }
 
+// mayHold reports whether an unknown batch, or an unknown transactional one, can lie
+// at offset.
+func (t *tail) mayHold(offset int64, transactional bool) bool {
+	if transactional {
+		return t.unknown && t.txnFrom != noOffset && offset >= t.txnFrom
+	}
+	return t.unknown && offset >= t.from
+}
+
 // replayed records that a replay has covered [base, end). The entries of a replay
 // come in the order of the log, so there is nothing between them. The end offset is
 // logEnd.
