@@ -15,7 +15,7 @@ import (
 // empty.
 //
 // Invariants (audited in the tests):
-//  1. Keys never fall.
+//  1. From head on, keys never fall.
 //  2. entries[head] is not removed, unless head is len(entries).
 //  3. live counts the entries from head on that are not removed, and at least
 //     about half of them are.
