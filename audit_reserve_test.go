@@ -176,6 +176,12 @@ func auditQueue(l *queue, p *producer) error {
 	if p != nil && l.epoch < p.epoch {
 		return fmt.Errorf("queue 2: epoch %d in flight, and %d is remembered", l.epoch, p.epoch)
 	}
+	if l.marker != nil {
+		if l.count != 1 || l.at(0).transactional || l.at(0).committed {
+			return fmt.Errorf("queue 5: a marker of %d in flight, the head is %+v", l.count, *l.at(0))
+		}
+		return nil
+	}
 	if p != nil && l.epoch == p.epoch && l.at(0).span.first() != p.window.next {
 		return fmt.Errorf("queue 2: sequence %d is at the head, and %d is next", l.at(0).span.first(), p.window.next)
 	}

@@ -12,9 +12,22 @@ import (
 
 func init() { audits = append(audits, auditTransactions) }
 
+// auditError is audit for a test that says more when it fails.
+func auditError(m *ProducerStateManager) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, check := range audits {
+		if err := check(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func auditTransactions(m *ProducerStateManager) error {
-	if m.logStart < 0 || m.logStart > m.knownEnd() || m.abortedFrom < 0 || m.abortedFrom > m.knownEnd() {
-		return fmt.Errorf("log start offset %d, aborted transactions known from %d, end offset %d", m.logStart, m.abortedFrom, m.endOffset)
+	logStart, abortedFrom := m.txns.bounds()
+	if logStart < 0 || logStart > m.knownEnd() || abortedFrom < 0 || abortedFrom > m.knownEnd() {
+		return fmt.Errorf("log start offset %d, aborted transactions known from %d, end offset %d", logStart, abortedFrom, m.endOffset)
 	}
 	want := map[int64]int64{} // first offsets, by producer id
 	for row := range m.table.rows {
@@ -32,7 +45,7 @@ func auditTransactions(m *ProducerStateManager) error {
 	if t.watermark > m.knownEnd() {
 		return fmt.Errorf("transactions: the watermark is %d, the end offset %d", t.watermark, m.endOffset)
 	}
-	return errors.Join(auditOpen(&t.open, want), auditEnded(t), auditAborted(&t.aborted, m.logStart, m.knownEnd()))
+	return errors.Join(auditOpen(&t.open, want), auditEnded(t), auditAborted(&t.aborted, logStart, m.knownEnd()))
 }
 
 // auditOpen holds the open transactions against those in the rows.
