@@ -2,7 +2,6 @@ package idempotence
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 )
 
@@ -283,35 +282,16 @@ func (l *ledger) cut(to int64) {
 	l.end, l.hw = to, min(l.hw, to)
 }
 
+// entries returns the log without the timestamps.
+func (l *ledger) entries() []logged {
+	var all []logged
+	for _, e := range l.log {
+		all = append(all, e.logged)
+	}
+	return all
+}
+
 // behind returns the part of the log that a restart from a snapshot reads.
 func (l *ledger) behind(offset int64) []ledgerEntry {
 	return slices.DeleteFunc(slices.Clone(l.log), func(e ledgerEntry) bool { return e.logged.end() <= max(offset, l.start) })
-}
-
-// txnSpan is a transaction in a log. Where it is open, marker is -1.
-type txnSpan struct {
-	pid, first, marker int64
-	commit             bool
-}
-
-// transactionsIn reads the transactions out of a log, by definition: from the first
-// transactional batch of a producer to its next marker. Those that have ended come in
-// the order of their markers, and those that are open in the order of first offsets.
-func transactionsIn(log []ledgerEntry) (ended, open []txnSpan) {
-	first := map[int64]int64{}
-	for _, e := range log {
-		at, isOpen := first[e.pid()]
-		switch {
-		case e.marker == nil && e.batch.Transactional && !isOpen:
-			first[e.pid()] = e.base
-		case e.marker != nil && isOpen:
-			ended = append(ended, txnSpan{e.pid(), at, e.base, e.marker.Commit})
-			delete(first, e.pid())
-		}
-	}
-	for _, pid := range slices.Sorted(maps.Keys(first)) {
-		open = append(open, txnSpan{pid: pid, first: first[pid], marker: -1})
-	}
-	slices.SortFunc(open, func(a, b txnSpan) int { return cmp.Compare(a.first, b.first) })
-	return ended, open
 }

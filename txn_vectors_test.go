@@ -343,7 +343,7 @@ func oldestTransaction(m *ProducerStateManager) int64 {
 // it. Kafka's own is a slip where it also gives the ideal, but for transactions that a
 // restart or a higher high watermark has released.
 func (v *txnVector) stable(want txnAnswer) int64 {
-	ended, open := transactionsIn(v.l.log)
+	ended, open := transactionsIn(v.l.entries())
 	stable, ideal := v.l.hw, v.l.hw
 	for _, txn := range open {
 		stable, ideal = min(stable, txn.first), min(ideal, txn.first)
@@ -644,7 +644,7 @@ func (v *txnVector) reload(op txnOp, want txnAnswer) {
 		v.follower = follower
 		v.rebuildFollower()
 	}
-	ended, _ := transactionsIn(v.l.log)
+	ended, _ := transactionsIn(v.l.entries())
 	for _, txn := range ended {
 		v.released[txn.marker] = true
 	}
@@ -782,7 +782,7 @@ func (v *txnVector) abortedUnknown(m *ProducerStateManager, from, to int64) {
 
 // abortedIn returns what a reader of [from, to) must know, by definition.
 func (v *txnVector) abortedIn(from, to int64) (all []AbortedTransaction) {
-	ended, _ := transactionsIn(v.l.log)
+	ended, _ := transactionsIn(v.l.entries())
 	for _, txn := range ended {
 		if !txn.commit && txn.marker >= from && txn.first < to {
 			all = append(all, AbortedTransaction{txn.pid, txn.first, txn.marker})
