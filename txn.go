@@ -132,10 +132,14 @@ func (s *state) keepTxns(former *state) {
 	}
 }
 
-// opensTooLow reports whether b would open a transaction below a high watermark that
-// was given to LastStableOffset. The last stable offset would fall. p may be nil.
-func (s *state) opensTooLow(b *Batch, p *producer, baseOffset int64) bool {
-	return b.Transactional && s.txns != nil && baseOffset < s.txns.watermark && (p == nil || !p.inTransaction())
+// opensFrom returns the lowest offset at which b may open a transaction: the highest
+// high watermark given to LastStableOffset, or the last stable offset would fall. It
+// is 0 if b opens none. p may be nil.
+func (s *state) opensFrom(b *Batch, p *producer) int64 {
+	if !b.Transactional || s.txns == nil || p != nil && p.inTransaction() {
+		return 0
+	}
+	return max(s.txns.watermark, 0)
 }
 
 // endTxn ends the open transaction of p by the marker at offset, unless it begins
