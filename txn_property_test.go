@@ -1,7 +1,6 @@
 package idempotence
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"math"
@@ -93,7 +92,12 @@ var txnActions = []txnAction{
 	{"land", (*txnWorld).land},
 	{"land again", (*txnWorld).land},
 	{"commit", (*txnWorld).commit},
-	{"commit again", (*txnWorld).commit},
+	{"settle", func(w *txnWorld) {
+		for range w.c.pick(6) {
+			w.land()
+			w.commit()
+		}
+	}},
 	{"abort", (*txnWorld).abort},
 	{"abandon", sometimes((*txnWorld).abandon)},
 	{"read what is unknown", (*txnWorld).readUnknown},
@@ -315,7 +319,7 @@ func (w *txnWorld) bent() Batch {
 // marker returns a marker that a coordinator should send.
 func (w *txnWorld) marker(pid int64) Marker {
 	p := w.model.producer(pid)
-	k := Marker{ProducerID: pid, Epoch: p.epoch, CoordinatorEpoch: max(p.coordinator, 0), Commit: w.c.pick(2) == 0, Version: int8(w.c.pick(3))}
+	k := Marker{ProducerID: pid, Epoch: p.epoch, CoordinatorEpoch: max(p.coordinator, 0) + int32(w.c.pick(2)), Commit: w.c.pick(2) == 0, Version: int8(w.c.pick(3))}
 	if k.Version == 2 && p.epoch < math.MaxInt16 {
 		k.Epoch++
 	}
@@ -324,15 +328,15 @@ func (w *txnWorld) marker(pid int64) Marker {
 
 // bentMarker returns a marker that is stale, too new or malformed.
 func (w *txnWorld) bentMarker(pid int64) Marker {
-	k := w.marker(pid)
-	switch w.c.pick(5) {
+	k, p := w.marker(pid), w.model.producer(pid)
+	switch w.c.pick(6) {
 	case 0:
-		k.Epoch = max(k.Epoch-1, 0)
+		k.Epoch = max(p.epoch-1, 0)
 	case 1:
 		k.Epoch = min(k.Epoch, math.MaxInt16-1) + 1
-	case 2:
-		k.CoordinatorEpoch = max(k.CoordinatorEpoch-1, 0)
-	case 3:
+	case 2, 3:
+		k.CoordinatorEpoch = max(p.coordinator-1, 0)
+	case 4:
 		k.CoordinatorEpoch++
 	default:
 		k.CoordinatorEpoch = -1
@@ -865,6 +869,15 @@ func TestTxnWorldReachesEverything(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("met: %v", met)
-	_ = bytes.MinRead
+	for _, what := range []string{
+		"Append <nil>", "Duplicate <nil>", "none " + ErrInFlight.Error(), "none " + ErrInvalidTxnState.Error(),
+		"none " + ErrConcurrentTransactions.Error(), "none " + ErrFenced.Error(), "none " + ErrOutOfOrderSequence.Error(),
+		"none " + ErrUnknownProducer.Error(), "none " + ErrInvalidBatch.Error(), "marker <nil>", "marker " + ErrInFlight.Error(),
+		"marker " + ErrFenced.Error(), "marker " + ErrCoordinatorFenced.Error(), "marker " + ErrInvalidBatch.Error(),
+		"abandoned", "evicted", "expired", "rebuilt", "restored", "truncate exact=true", "truncate exact=false",
+	} {
+		if met[what] < 5 {
+			t.Errorf("%s: met %d times, of %v", what, met[what], met)
+		}
+	}
 }
