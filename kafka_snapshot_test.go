@@ -20,10 +20,10 @@ import (
 	"pgregory.net/rapid"
 )
 
-// This file tests that Kafka's snapshots are read as Kafka reads them and written
-// as Kafka writes them, with files of its own as the witnesses.
+// This file tests that Kafka's snapshots are read as Kafka reads them, and written as
+// Kafka writes them, against files that Kafka wrote.
 
-// kafkaFiles are the good ones, with the end offsets of their logs.
+// kafkaFiles are the good files, with the end offsets of their logs.
 var kafkaFiles = map[string]int64{"empty": 5, "three": 10, "thousand": 78114}
 
 func kafkaFile(t testing.TB, name string) []byte {
@@ -35,7 +35,7 @@ func kafkaFile(t testing.TB, name string) []byte {
 	return b
 }
 
-// inKafka returns the bytes of a snapshot of now in Kafka's format.
+// inKafka returns the bytes of a snapshot taken now, in Kafka's format.
 func inKafka(t rapid.TB, m *ProducerStateManager) []byte {
 	t.Helper()
 	var buf bytes.Buffer
@@ -56,8 +56,7 @@ func fromKafka(t rapid.TB, b []byte, endOffset int64) *ProducerStateManager {
 	return m
 }
 
-// kafkaEntry is a producer of a Kafka snapshot, built by hand so that the layout
-// is said a second time.
+// kafkaEntry is a producer of a Kafka snapshot. It states the layout a second time.
 type kafkaEntry struct {
 	id           int64
 	epoch        int16
@@ -82,7 +81,7 @@ func kafkaBytes(entries ...kafkaEntry) []byte {
 	return kafkaFramed(body.Bytes())
 }
 
-// kafkaFramed puts the version and the right checksum in front.
+// kafkaFramed prepends the version and the checksum.
 func kafkaFramed(body []byte) []byte {
 	b := []byte{0, 1}
 	b = binary.BigEndian.AppendUint32(b, crc32.Checksum(body, castagnoli))
@@ -99,8 +98,8 @@ func sortedKafka(b []byte) []byte {
 	return kafkaFramed(slices.Concat(b[6:kafkaHeaderSize], slices.Concat(entries...)))
 }
 
-// TestKafkaFiles: files that Kafka wrote hold what Kafka reads from them, and
-// written again they are the same bytes but for the order of producers.
+// TestKafkaFiles: files written by Kafka restore to what Kafka reads from them.
+// Written again, they are equal but for the order of producers.
 func TestKafkaFiles(t *testing.T) {
 	for name, end := range kafkaFiles {
 		t.Run(name, func(t *testing.T) {
@@ -136,7 +135,7 @@ func TestKafkaFiles(t *testing.T) {
 	}
 }
 
-// kafkaDump describes a producer as the dumps do.
+// kafkaDump describes a producer as the dump files do.
 func kafkaDump(p ProducerState) string {
 	lastSequence, lastOffset, window := int32(-1), int64(-1), "[]"
 	if len(p.Window) > 0 {
@@ -148,8 +147,8 @@ func kafkaDump(p ProducerState) string {
 		p.ProducerID, p.Epoch, lastSequence, lastOffset, p.LastActivity.UnixMilli(), p.CoordinatorEpoch, p.CurrentTxnFirstOffset, window)
 }
 
-// TestKafkaDamage: every damaged file is refused, those of which Kafka only
-// overlooks what is left over included, and the state is what it was.
+// TestKafkaDamage: every damaged file is refused, also those whose trailing bytes
+// Kafka ignores. The state is unchanged.
 func TestKafkaDamage(t *testing.T) {
 	damaged, err := filepath.Glob(filepath.Join("testdata", "kafka-snapshots", "*.snapshot"))
 	if err != nil || len(damaged) < 15 {
@@ -188,8 +187,8 @@ func TestKafkaDamage(t *testing.T) {
 	untouched()
 }
 
-// TestKafkaImpossible: what no broker can have written is refused, although Kafka
-// would take it.
+// TestKafkaImpossible: what no broker writes is refused, although Kafka would read
+// it.
 func TestKafkaImpossible(t *testing.T) {
 	const end = 100
 	good := kafkaEntry{id: 31, epoch: 2, lastSequence: 9, lastOffset: 50, delta: 4, timestamp: 1000, coordinator: 3, txnFirst: 40}
@@ -242,8 +241,8 @@ func TestKafkaImpossible(t *testing.T) {
 	}
 }
 
-// TestKafkaSequences: the first sequence follows from the last and the size, over
-// the wrap too, and a batch of one record is one of size 0.
+// TestKafkaSequences: the first sequence follows from the last one and the offset
+// delta, over the wrap too.
 func TestKafkaSequences(t *testing.T) {
 	for _, tt := range []struct {
 		last, delta int32
@@ -262,9 +261,8 @@ func TestKafkaSequences(t *testing.T) {
 	}
 }
 
-// TestKafkaTimestamps: any timestamp that Kafka may have comes back, and decides
-// who is forgotten. One that is not known, and one ahead of the clock, count as
-// activity since.
+// TestKafkaTimestamps: any timestamp is restored, and decides which producers expire.
+// An unknown one, and one ahead of the clock, count as active.
 func TestKafkaTimestamps(t *testing.T) {
 	var entries []kafkaEntry
 	stamps := []int64{1000, -1, math.MinInt64, math.MaxInt64, 0, -2, 1000, 500_000}
@@ -301,9 +299,8 @@ func TestKafkaTimestamps(t *testing.T) {
 	}
 }
 
-// TestKafkaTimeOfTheActive: those active since the last Expire are written with
-// the time of that call, which is the latest that is known, and without one if
-// there was none.
+// TestKafkaTimeOfTheActive: producers active since the last Expire are written with
+// the time of that call, or without one if there was none.
 func TestKafkaTimeOfTheActive(t *testing.T) {
 	m := New(Config{})
 	stamp := func() int64 { return int64(binary.BigEndian.Uint64(inKafka(t, m)[kafkaHeaderSize+26:])) }
@@ -331,8 +328,8 @@ func TestKafkaTimeOfTheActive(t *testing.T) {
 	}
 }
 
-// TestKafkaOneBatch: what Kafka's format forgets is refused and not taken for
-// something else, and a cut into it is not exact.
+// TestKafkaOneBatch: retries of the batches that Kafka's format loses are refused,
+// and a truncation into them is not exact.
 func TestKafkaOneBatch(t *testing.T) {
 	m := New(Config{})
 	for seq := range int32(5) {
@@ -363,8 +360,8 @@ func TestKafkaOneBatch(t *testing.T) {
 	}
 }
 
-// TestKafkaInFlight: Kafka refuses offsets at or past the end offset of a
-// snapshot, so what lies there because something was in flight is left out.
+// TestKafkaInFlight: Kafka refuses offsets at or past the end offset of a snapshot.
+// What lies there because a batch was in flight is left out.
 func TestKafkaInFlight(t *testing.T) {
 	m := New(Config{})
 	commit := func(b Batch, base int64) {

@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// This file measures the promises about snapshots: how long one takes beside
-// the least that handling its bytes can take, and how long it makes others wait.
+// This file measures snapshots: how long they take compared with a copy and a
+// checksum of their bytes, and how long they block commits.
 
-// scattered returns a manager like full, but with random producer ids, and the
-// last batches committed in a random order: nothing is sorted already.
+// scattered returns a manager like full, with random producer ids and the last
+// batches committed in a random order.
 func scattered(n int) *ProducerStateManager {
 	rng := rand.New(rand.NewPCG(3, uint64(n)))
 	ids := make([]int64, n)
@@ -35,7 +35,7 @@ func scattered(n int) *ProducerStateManager {
 	return m
 }
 
-// forSnapshots runs a benchmark with producers in order and in disorder.
+// forSnapshots runs a benchmark with producers in order and in random order.
 func forSnapshots(b *testing.B, run func(b *testing.B, m *ProducerStateManager)) {
 	for _, n := range []int{1, 1000, 100_000, 1_000_000} {
 		b.Run(fmt.Sprintf("producers=%d", n), func(b *testing.B) {
@@ -48,9 +48,8 @@ func forSnapshots(b *testing.B, run func(b *testing.B, m *ProducerStateManager))
 	}
 }
 
-// copyAndSum is the least that can be done with the bytes of a snapshot: a copy
-// and a CRC-32C of it. Where dst is nil the copy is made in new memory, as a
-// restored state is.
+// copyAndSum copies a snapshot and computes the CRC-32C of the copy. If dst is nil
+// the copy is made in new memory, as a restored state is.
 func copyAndSum(dst, src []byte) time.Duration {
 	start := time.Now()
 	if dst == nil {
@@ -62,9 +61,8 @@ func copyAndSum(dst, src []byte) time.Duration {
 	return time.Since(start)
 }
 
-// besideFloor runs the body and, in turn with it, copyAndSum, and reports as
-// x-floor how much longer the body takes, both as the median of the rounds, and
-// the size of the snapshot.
+// besideFloor alternates body and copyAndSum. It reports the ratio of their medians
+// as x-floor, and the size of the snapshot.
 func besideFloor(b *testing.B, snapshot, dst []byte, producers int, body func()) {
 	b.SetBytes(int64(len(snapshot)))
 	b.ReportAllocs()
@@ -84,8 +82,7 @@ func besideFloor(b *testing.B, snapshot, dst []byte, producers int, body func())
 	b.ReportMetric(float64(len(snapshot))/float64(producers), "B/producer")
 }
 
-// sliceWriter is a memory of the right size, so that what is measured is not
-// how a buffer grows.
+// sliceWriter writes to memory of the right size, so that no buffer grows.
 type sliceWriter struct{ free []byte }
 
 func (w *sliceWriter) Write(p []byte) (int, error) {
@@ -147,11 +144,10 @@ func BenchmarkRestoreKafka(b *testing.B) {
 	})
 }
 
-// BenchmarkStallSnapshot reports as max-ms the longest that a Check and Commit
-// took while snapshots were taken, written and let go, and as idle-max-ms the same
-// over as long a time without one: what the machine itself does to the
-// measurement. snapshot-ms is how long Snapshot itself took, which is what others
-// wait for.
+// BenchmarkStallSnapshot reports as max-ms the longest time of a Check and Commit
+// while snapshots are taken and written, and as idle-max-ms the same without a
+// snapshot, over as long a time. snapshot-ms is the time of Snapshot itself, which
+// blocks commits.
 func BenchmarkStallSnapshot(b *testing.B) {
 	for _, n := range []int{100_000, 1_000_000} {
 		b.Run(fmt.Sprintf("producers=%d", n), func(b *testing.B) {

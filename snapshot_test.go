@@ -25,12 +25,12 @@ import (
 	"pgregory.net/rapid"
 )
 
-// This file tests that a state survives: that what is restored is what was, down
-// to what it will do next; that equal states are equal bytes, and the same bytes
-// in every release; and that nothing but a whole snapshot is restored.
+// This file tests that the state survives: a restored manager answers as the former
+// one did; equal states give equal bytes, in every release; and nothing but an intact
+// snapshot is restored.
 
-// update makes the golden files anew: go test -run TestGolden -update. Do so only
-// with a new version of the format; what is there was written by a release.
+// update rewrites the golden files: go test -run TestGolden -update. Do so only with
+// a new version of the format.
 var update = flag.Bool("update", false, "rewrite the golden snapshots in testdata")
 
 // written returns the bytes of a snapshot.
@@ -44,7 +44,7 @@ func written(t rapid.TB, s *Snapshot) []byte {
 	return buf.Bytes()
 }
 
-// encoded returns the bytes of a snapshot of now.
+// encoded returns the bytes of a snapshot taken now.
 func encoded(t rapid.TB, m *ProducerStateManager) []byte {
 	t.Helper()
 	return written(t, m.Snapshot())
@@ -61,15 +61,14 @@ func restored(t rapid.TB, cfg Config, snapshot []byte) *ProducerStateManager {
 	return m
 }
 
-// withChecksum puts the right checksum at the end of a snapshot that was
-// tampered with.
+// withChecksum replaces the checksum of a snapshot by the right one.
 func withChecksum(snapshot []byte) []byte {
 	body := snapshot[:len(snapshot)-checksumSize]
 	return binary.LittleEndian.AppendUint32(bytes.Clone(body), crc32.Checksum(body, castagnoli))
 }
 
-// TestRoundTrip: what is restored is what was, whatever the number of producers
-// and however they lie in memory, and gives the same bytes.
+// TestRoundTrip: a restored state is equal to the former one and has equal bytes,
+// whatever the number of producers and their rows.
 func TestRoundTrip(t *testing.T) {
 	for _, n := range []int{0, 1, 2, 63, 64, 65, 500, 5000} {
 		for name, m := range map[string]*ProducerStateManager{"in order": firstOf(full(n)), "scattered": scattered(n)} {
@@ -91,8 +90,8 @@ func TestRoundTrip(t *testing.T) {
 
 func firstOf[A, B any](a A, _ B) A { return a }
 
-// crashes restarts from a snapshot in the middle of a history, and lets the
-// history go on as if nothing had happened.
+// crashes restores a snapshot in the middle of a history, which goes on with the
+// restored manager.
 var crashes = []deed{{"restart", func(s *survivor) {
 	s.note("restart")
 	snapshot := encoded(s.t, s.m)
@@ -103,16 +102,15 @@ var crashes = []deed{{"restart", func(s *survivor) {
 	s.m = again
 }}}
 
-// TestRestartAgainstChronicle: after a restart everything goes on as if there had
-// been none: what is remembered, who is forgotten next, for being idle or for the
-// cap, and whether a cut is exact.
+// TestRestartAgainstChronicle: a restored manager behaves as if there had been no
+// restart: what it remembers, which producer it forgets next, and whether a
+// truncation is exact.
 func TestRestartAgainstChronicle(t *testing.T) {
 	checkHistories(t, someConfig, commits, replays, markers, coordinators, overlaps, clocks, truncations, crashes)
 }
 
-// slowLog is a partition whose appends take time: batches are reserved, enter
-// the log in that order, and are committed in any order. The snapshots taken
-// meanwhile are kept.
+// slowLog is a partition with slow appends: batches are reserved, enter the log in
+// that order, and are committed in any order. Snapshots are taken meanwhile and kept.
 type slowLog struct {
 	t         *rapid.T
 	m         *ProducerStateManager
@@ -137,7 +135,7 @@ func newSlowLog(t *rapid.T) *slowLog {
 	}
 }
 
-// run does anything, and takes a snapshot in the end.
+// run performs random steps, and takes a snapshot in the end.
 func (p *slowLog) run() {
 	deeds := []func(){p.reserve, p.reserve, p.applyHead, p.applyHead, p.settle, p.settle, p.fail, p.newEpoch, p.snapshot}
 	for range 1 + p.pick(80) {
@@ -160,7 +158,7 @@ func (p *slowLog) reserve() {
 	}
 }
 
-// land puts the oldest reserved batch of somebody into the log.
+// applyHead appends the oldest reserved batch of a producer to the log.
 func (p *slowLog) applyHead() {
 	pid := int64(31 + p.pick(4))
 	if len(p.reserved[pid]) == 0 {
@@ -173,7 +171,7 @@ func (p *slowLog) applyHead() {
 	p.log, p.appended = append(p.log, a.l), append(p.appended, a)
 }
 
-// fail aborts the oldest reserved batch of somebody, and so all behind it.
+// fail aborts the oldest reserved batch of a producer, and so all later ones.
 func (p *slowLog) fail() {
 	pid := int64(31 + p.pick(4))
 	if len(p.reserved[pid]) == 0 {
@@ -220,8 +218,7 @@ func (p *slowLog) newEpoch() {
 	}
 }
 
-// rebuilt returns a manager that has replayed what the log has past the end
-// offset of m.
+// rebuilt replays the log from the end offset of m, and returns m.
 func (p *slowLog) rebuilt(m *ProducerStateManager) *ProducerStateManager {
 	from := m.EndOffset()
 	for _, l := range p.log {
@@ -235,9 +232,9 @@ func (p *slowLog) rebuilt(m *ProducerStateManager) *ProducerStateManager {
 	return m
 }
 
-// TestSnapshotOfPipeline: whatever is in flight when a snapshot is taken, in the
-// log already or not, a restore and a replay from its end offset come to the
-// state that a replay of the whole log comes to.
+// TestSnapshotOfPipeline: whatever is in flight when a snapshot is taken, in the log
+// or not, a restore and a replay from its end offset give the state of a replay of
+// the whole log.
 func TestSnapshotOfPipeline(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := newSlowLog(t)
@@ -255,8 +252,8 @@ func TestSnapshotOfPipeline(t *testing.T) {
 	})
 }
 
-// TestFault_F3_EpochBehindBatchInFlight: while a batch of one producer is in
-// flight, another opens a transaction and goes on in a newer epoch. A replay from
+// TestFault_F3_EpochBehindBatchInFlight: while a batch of one producer is in flight,
+// another producer opens a transaction and continues in a newer epoch. A replay from
 // the snapshot's end offset still knows the transaction.
 func TestFault_F3_EpochBehindBatchInFlight(t *testing.T) {
 	play(t, `
@@ -273,9 +270,9 @@ func TestFault_F3_EpochBehindBatchInFlight(t *testing.T) {
 	`)
 }
 
-// TestEqualStatesAreEqualBytes: neither the order in which producers became
-// known, nor the seed of the hash, nor how often the clock ticked, nor who was
-// forgotten in between, nor what was refused shows in a snapshot.
+// TestEqualStatesAreEqualBytes: the bytes of a snapshot do not depend on the order in
+// which producers became known, the seed of the hash, the number of ticks, forgotten
+// producers, or refusals.
 func TestEqualStatesAreEqualBytes(t *testing.T) {
 	at := func(s int64) time.Time { return time.Unix(s, 0) }
 	commit := func(m *ProducerStateManager, pid, base int64) {
@@ -310,7 +307,7 @@ func TestEqualStatesAreEqualBytes(t *testing.T) {
 	devious.Expire(at(10))
 	commit(devious, 9, 50)
 	devious.Expire(at(20))
-	// The markers are a difference; take it out of both.
+	// The markers are a difference. Remove it.
 	for pid := range int64(5) {
 		plain.ReplayMarker(Marker{ProducerID: pid, CoordinatorEpoch: -1}, 700)
 		devious.ReplayMarker(Marker{ProducerID: pid, CoordinatorEpoch: -1}, 700)
@@ -326,10 +323,9 @@ func TestEqualStatesAreEqualBytes(t *testing.T) {
 	}
 }
 
-// TestOrderOfActivity: the order of producers is that in which they will be
-// evicted: by the time of their last activity, and within it, where there is no
-// cap, by the newest offset, those with no batch first, and then by id; with a
-// cap as they were active, a marker included.
+// TestOrderOfActivity: producers are in the order of their last activity. Within a
+// tick they are in the order of activity if there is a cap; otherwise by newest
+// offset, those without a batch first, and by id.
 func TestOrderOfActivity(t *testing.T) {
 	for _, tt := range []struct {
 		cap  int
@@ -369,9 +365,9 @@ func TestOrderOfActivity(t *testing.T) {
 	}
 }
 
-// TestFault_F4_RestoreEvictsNothing: a restore keeps every producer of the
-// snapshot, also beyond the cap. The next newcomer evicts the excess, and never a
-// producer with an open transaction.
+// TestFault_F4_RestoreEvictsNothing: a restore keeps every producer of the snapshot,
+// also beyond the cap. The next newcomer evicts the excess, but no producer with an
+// open transaction.
 func TestFault_F4_RestoreEvictsNothing(t *testing.T) {
 	m := New(Config{})
 	for pid := range int64(6) {
@@ -412,9 +408,9 @@ func TestFault_F4_RestoreEvictsNothing(t *testing.T) {
 	}
 }
 
-// TestFault_F4_RebuiltReplicaForgetsTheSame: two managers get equal calls, with
-// more producers and open transactions than the cap. One is rebuilt from its own
-// snapshot now and then. They go on remembering the same.
+// TestFault_F4_RebuiltReplicaForgetsTheSame: two managers get equal calls, with more
+// producers and open transactions than the cap. One is restored from its own snapshot
+// now and then. They remember the same.
 func TestFault_F4_RebuiltReplicaForgetsTheSame(t *testing.T) {
 	for seed := range uint64(30) {
 		rng := rand.New(rand.NewPCG(4, seed))
@@ -464,9 +460,9 @@ func TestFault_F4_RebuiltReplicaForgetsTheSame(t *testing.T) {
 	}
 }
 
-// TestCommitsDuringSnapshot: a snapshot taken while goroutines commit is a
-// consistent cut: what it holds is what the log below its end offset says, for
-// every producer, although it is written while they go on.
+// TestCommitsDuringSnapshot: a snapshot taken while goroutines commit is consistent:
+// it is the state of the log up to its end offset, for every producer, although it is
+// written while commits go on.
 func TestCommitsDuringSnapshot(t *testing.T) {
 	const producers, batches = 8, 400
 	m := New(Config{})
@@ -509,8 +505,8 @@ func TestCommitsDuringSnapshot(t *testing.T) {
 	}
 }
 
-// survival says of every field of the state how it survives. A new field is
-// missing here, and the test fails until somebody has thought about it.
+// survival says how each field of the state survives. The test fails if a field is
+// missing here.
 var survival = map[string]string{
 	"ProducerStateManager.state": "field by field",
 	"ProducerStateManager.mu":    "not state",
@@ -573,8 +569,8 @@ var survival = map[string]string{
 	"entry.baseOffset": "written",
 }
 
-// TestFormatKnowsEveryField fails when a field is added to the state and the
-// format has not been thought of.
+// TestFormatKnowsEveryField fails if the state has a field that survival does not
+// list.
 func TestFormatKnowsEveryField(t *testing.T) {
 	var fields []string
 	for _, v := range []any{&ProducerStateManager{}, &state{}, &roster{}, &exactness{}, &transactions{}, &recency{}, &tick{}, &instant{}, &producer{}, &window{}, &entry{}} {
@@ -600,8 +596,8 @@ func TestFormatKnowsEveryField(t *testing.T) {
 	}
 }
 
-// TestEveryWrittenFieldShows: a change of any field that is written changes the
-// bytes, and comes back by a restore.
+// TestEveryWrittenFieldShows: a change of any written field changes the bytes, and a
+// restore brings it back.
 func TestEveryWrittenFieldShows(t *testing.T) {
 	build := func() *ProducerStateManager {
 		m := New(Config{})
@@ -656,7 +652,7 @@ func TestEveryWrittenFieldShows(t *testing.T) {
 	}
 }
 
-// shapes are states of every kind, for the golden files and as seeds.
+// shapes are states of every kind, for golden files and fuzz seeds.
 var shapes = []struct {
 	name   string
 	cfg    Config
@@ -705,8 +701,8 @@ var shapes = []struct {
 		replay-marker pid=31 epoch=0 coord=2 commit base=7`, true},
 }
 
-// trimmedShape is a file of the shape in-flight by an earlier writer, which left
-// out what lay past the end offset. It is still read.
+// trimmedShape is a file of the shape in-flight by an earlier writer, which left out
+// what lay at or past the end offset.
 const trimmedShape = "inexact"
 
 func fullWindows() string {
@@ -717,14 +713,13 @@ func fullWindows() string {
 	return steps.String()
 }
 
-// shape returns a manager of a shape.
+// shape returns a manager with the state of a shape.
 func shape(t *testing.T, i int) *ProducerStateManager {
 	return playWith(t, shapes[i].cfg, shapes[i].build).m
 }
 
-// TestGolden: the bytes of every shape are those in testdata, which a release has
-// written, and they restore to the state. A difference is a change of the format,
-// and that is another version.
+// TestGolden: each shape has the bytes of its file in testdata, which restores to its
+// state. A different file is another version of the format.
 func TestGolden(t *testing.T) {
 	for i, tt := range shapes {
 		t.Run(tt.name, func(t *testing.T) {
@@ -756,9 +751,9 @@ func golden(version, shape string) string {
 	return filepath.Join("testdata", "snapshots", version, shape+snapshotSuffix)
 }
 
-// TestGoldenVersion1: the files that version 1 of the format has written restore to
-// the state of their shape. Of aborted transactions they tell nothing, so those below
-// their end are unknown once a marker was seen.
+// TestGoldenVersion1: the files of version 1 restore to the state of their shape.
+// They do not hold aborted transactions, so those below the end offset are unknown
+// once there was a marker.
 func TestGoldenVersion1(t *testing.T) {
 	for i, tt := range shapes {
 		if tt.since2 {
@@ -800,8 +795,7 @@ func TestGoldenVersion1(t *testing.T) {
 	})
 }
 
-// occupied returns a manager that has something to lose, its bytes, and a check
-// that it has lost nothing.
+// occupied returns a manager with a state, and a check that the state is unchanged.
 func occupied(t rapid.TB) (*ProducerStateManager, func()) {
 	m, _ := full(70)
 	m.Expire(time.Unix(9, 9))
@@ -815,8 +809,8 @@ func occupied(t rapid.TB) (*ProducerStateManager, func()) {
 	}
 }
 
-// TestRestoreRefusesDamage: cut at every length, every byte flipped, bytes
-// appended, each is a corrupt snapshot, and the state is what it was.
+// TestRestoreRefusesDamage: a snapshot cut at any length, with any byte changed, or
+// with bytes appended is corrupt. The state is unchanged.
 func TestRestoreRefusesDamage(t *testing.T) {
 	m, untouched := occupied(t)
 	refused := func(what string, snapshot []byte) {
@@ -841,8 +835,8 @@ func TestRestoreRefusesDamage(t *testing.T) {
 	untouched()
 }
 
-// TestRestoreRefusesImpossible: what has the right checksum and says what cannot
-// be is corrupt all the same. Each is a change of one field of a good snapshot.
+// TestRestoreRefusesImpossible: a snapshot with the right checksum and an impossible
+// field is corrupt. Each case changes one field of a good snapshot.
 func TestRestoreRefusesImpossible(t *testing.T) {
 	play := `
 		batch pid=31 epoch=0 seq=0 n=1 txn t=100 -> OK base=0
@@ -916,8 +910,8 @@ func TestRestoreRefusesImpossible(t *testing.T) {
 	}
 }
 
-// TestRestoreTakesWhatComes: a count of 2^32 with a right checksum does not make
-// it allocate: memory follows the bytes that are there.
+// TestRestoreTakesWhatComes: a count of 2^32-1 with the right checksum does not make
+// Restore allocate for it.
 func TestRestoreTakesWhatComes(t *testing.T) {
 	m, untouched := occupied(t)
 	for name, at := range map[string]int{"times": 72, "producers": 76} {
@@ -940,8 +934,8 @@ func TestRestoreTakesWhatComes(t *testing.T) {
 	untouched()
 }
 
-// TestRestoreErrors: each kind of failure has its own error, with both values in
-// the text, and only the reader's own is not one of this package.
+// TestRestoreErrors: each kind of failure has its own error, with both values in the
+// text. Only the error of the reader is not one of this package.
 func TestRestoreErrors(t *testing.T) {
 	one := encoded(t, shape(t, 1))
 	version := bytes.Clone(one)
@@ -983,12 +977,12 @@ func TestRestoreErrors(t *testing.T) {
 	untouched()
 }
 
-// sluggish is a reader that never comes to anything.
+// sluggish is a reader that never returns anything.
 type sluggish struct{}
 
 func (*sluggish) Read([]byte) (int, error) { return 0, nil }
 
-// TestRestoreFromAnyReader: how the bytes are dealt out does not matter.
+// TestRestoreFromAnyReader: the sizes of reads do not matter.
 func TestRestoreFromAnyReader(t *testing.T) {
 	m := scattered(3000) // more than one chunk
 	want := encoded(t, m)
@@ -1006,7 +1000,7 @@ func TestRestoreFromAnyReader(t *testing.T) {
 	}
 }
 
-// hesitant gives nothing at every other read.
+// hesitant returns nothing at every other read.
 type hesitant struct {
 	r    io.Reader
 	turn bool
@@ -1026,8 +1020,8 @@ type limited struct {
 
 func (l *limited) Read(p []byte) (int, error) { return l.r.Read(p[:min(len(p), l.n)]) }
 
-// TestLogID: a snapshot of another log is refused, and one of no log, or for a
-// manager of no log, is taken.
+// TestLogID: a snapshot of another log is refused. One without a log id, or for a
+// manager without one, is restored.
 func TestLogID(t *testing.T) {
 	a, b, none := [16]byte{1}, [16]byte{2}, [16]byte{}
 	for _, tt := range []struct {
@@ -1073,7 +1067,7 @@ func TestFault_F5_SnapshotFreesManager(t *testing.T) {
 	t.Error("the manager is still in use")
 }
 
-// TestRestoreOverState: what a restore replaces and what it keeps.
+// TestRestoreOverState: what a restore replaces, and what it keeps.
 func TestRestoreOverState(t *testing.T) {
 	old := New(Config{})
 	old.Expire(time.Unix(100, 0))
@@ -1112,8 +1106,8 @@ func TestRestoreOverState(t *testing.T) {
 	}
 }
 
-// TestWriteToErrors: the writer's error comes back, with the number of bytes that
-// went out before it.
+// TestWriteToErrors: the writer's error is returned, with the number of bytes written
+// before it.
 func TestWriteToErrors(t *testing.T) {
 	full, _ := full(5000)
 	s := full.Snapshot()
@@ -1132,8 +1126,8 @@ func TestWriteToErrors(t *testing.T) {
 	}
 }
 
-// failing has room for so many bytes, and then returns err, or none, as no
-// writer should.
+// failing accepts a number of bytes, and then returns err, or a short count without
+// an error.
 type failing struct {
 	room int
 	err  error
@@ -1190,9 +1184,8 @@ func FuzzRestore(f *testing.F) {
 	})
 }
 
-// TestCase_SNAP_WINDOW: a window does not shrink across a reload: all five
-// batches are recognised. (In Kafka's own format four of them are gone, and the
-// answer to their retries is out of order.)
+// TestCase_SNAP_WINDOW: all five batches are recognised after a restart. (Kafka's own
+// format loses four of them, whose retries are then out of order.)
 func TestCase_SNAP_WINDOW(t *testing.T) {
 	play(t, `
 		mode=accept
@@ -1210,8 +1203,8 @@ func TestCase_SNAP_WINDOW(t *testing.T) {
 	`)
 }
 
-// TestCase_SHUTDOWN_RACE: batches are served after the last snapshot of a clean
-// shutdown. The next start must not take the snapshot for the whole.
+// TestCase_SHUTDOWN_RACE: batches are committed after the last snapshot of a clean
+// shutdown. The next start must replay them.
 func TestCase_SHUTDOWN_RACE(t *testing.T) {
 	play(t, `
 		mode=accept
@@ -1224,9 +1217,9 @@ func TestCase_SHUTDOWN_RACE(t *testing.T) {
 	`)
 }
 
-// TestCase_RETAIN_ALL_GONE_Snapshot: every record of a live producer has been
-// deleted, and a snapshot remembers it all the same. (Kafka throws away snapshots
-// at or below the log's start.)
+// TestCase_RETAIN_ALL_GONE_Snapshot: every record of a producer has been deleted, and
+// the snapshot still remembers the producer. (Kafka deletes snapshots below the log's
+// start.)
 func TestCase_RETAIN_ALL_GONE_Snapshot(t *testing.T) {
 	play(t, `
 		mode=accept
@@ -1240,8 +1233,8 @@ func TestCase_RETAIN_ALL_GONE_Snapshot(t *testing.T) {
 	`)
 }
 
-// TestCase_MARKER_ONLY_Snapshot: a producer without a batch comes back without
-// one, and with its epoch. (KAFKA-7298)
+// TestCase_MARKER_ONLY_Snapshot: a producer without a batch is restored without one,
+// and with its epoch. (KAFKA-7298)
 func TestCase_MARKER_ONLY_Snapshot(t *testing.T) {
 	play(t, `
 		mode=accept
@@ -1256,8 +1249,8 @@ func TestCase_MARKER_ONLY_Snapshot(t *testing.T) {
 	`)
 }
 
-// TestCase_PID_COLLISION_Snapshot: whoever hands out producer ids finds the
-// highest one in a snapshot, also after its producer was forgotten.
+// TestCase_PID_COLLISION_Snapshot: a snapshot holds the highest producer id, also
+// after its producer was forgotten.
 func TestCase_PID_COLLISION_Snapshot(t *testing.T) {
 	play(t, `
 		ttl=100
@@ -1276,8 +1269,8 @@ func TestCase_PID_COLLISION_Snapshot(t *testing.T) {
 	`)
 }
 
-// TestCase_NO_PID_Snapshot: batches without a producer id move the end offset of
-// a snapshot, or a restart would have to replay them all.
+// TestCase_NO_PID_Snapshot: batches without a producer id move the end offset of a
+// snapshot. Otherwise a restart would replay them all.
 func TestCase_NO_PID_Snapshot(t *testing.T) {
 	play(t, `
 		batch pid=-1 epoch=-1 seq=-1 n=3 -> OK base=0
@@ -1290,9 +1283,9 @@ func TestCase_NO_PID_Snapshot(t *testing.T) {
 	`)
 }
 
-// TestSnapshotInFlight: a snapshot holds what is committed while something is in
-// flight, and ends where the batch in flight may be. The replay from there finds
-// that batch, and skips the others.
+// TestSnapshotInFlight: a snapshot holds what is committed while a batch is in
+// flight, and ends where that batch may be. The replay from there finds it, and skips
+// the others.
 func TestSnapshotInFlight(t *testing.T) {
 	play(t, `
 		batch pid=31 epoch=0 seq=0 n=1 -> OK base=0

@@ -17,11 +17,11 @@ import (
 	"pgregory.net/rapid"
 )
 
-// This file tests the directory of snapshots: on a disk in memory of which each
-// step can fail, and which can crash between any two, and on a real one.
+// This file tests the directory of snapshots, on a disk in memory whose every step
+// can fail or be the last before a crash, and on a real one.
 
-// disk is a file system in memory. What was not forced to it may be lost in a
-// crash, names and contents each for themselves.
+// disk is a file system in memory. A crash may lose names and contents that were not
+// synced, each independently.
 type disk struct {
 	names   map[string]*inode // as programs see it
 	durable map[string]*inode // the names as they are after a crash at the worst moment
@@ -33,7 +33,7 @@ type disk struct {
 
 type inode struct{ data, synced []byte }
 
-// fault is what goes wrong at a step.
+// fault is what goes wrong in a step.
 type fault int
 
 const (
@@ -53,7 +53,7 @@ func newDisk() *disk {
 	return &disk{names: map[string]*inode{}, durable: map[string]*inode{}, faults: map[int]fault{}}
 }
 
-// do does a step, unless it fails. Once the machine has stopped, nothing is done.
+// do performs a step, unless it fails. After a crash it does nothing.
 func (d *disk) do(what string, effect func()) error {
 	n := len(d.steps)
 	d.steps = append(d.steps, what)
@@ -81,9 +81,8 @@ func (d *disk) do(what string, effect func()) error {
 	return nil
 }
 
-// afterCrash returns the disk as the machine finds it when it starts again: with
-// the names as they were forced to disk last, or as they were last; and what was
-// not forced to disk of the contents gone, half there, or there.
+// afterCrash returns the disk after a restart, with the names as they were last or as
+// they were last synced. kept returns what is left of contents that were not synced.
 func (d *disk) afterCrash(namesKept bool, kept func(unsynced []byte) []byte) *disk {
 	again := newDisk()
 	from := d.durable
@@ -161,7 +160,7 @@ type diskFile struct {
 	node *inode
 }
 
-// Write writes half of p where it fails: the disk is full.
+// Write writes half of p if it fails, like a full disk.
 func (f *diskFile) Write(p []byte) (int, error) {
 	n := 0
 	err := f.d.do("write", func() { n = len(p) })
@@ -178,7 +177,7 @@ func (f *diskFile) Sync() error {
 
 func (f *diskFile) Close() error { return f.d.do("close", func() {}) }
 
-// logOf returns a manager that has committed so many batches of one record.
+// logOf returns a manager that has committed a number of batches of one record.
 func logOf(t testing.TB, batches int) *ProducerStateManager {
 	t.Helper()
 	m := New(Config{})
@@ -199,8 +198,8 @@ func openDisk(t testing.TB, d *disk, keep int) *SnapshotDir {
 	return dir
 }
 
-// loaded loads into a new manager and returns the end offset, or -1 where none
-// was found. What was loaded must be the state of a log of that length.
+// loaded loads into a new manager and returns the end offset, or -1 if no snapshot
+// was found. The state must be that of a log of that length.
 func loaded(t testing.TB, dir *SnapshotDir, logEnd int64) int64 {
 	t.Helper()
 	m := New(Config{})
@@ -230,10 +229,9 @@ func endOffsets(t testing.TB, dir *SnapshotDir) []int64 {
 	return offsets
 }
 
-// TestSaveFaults makes every step of a Save fail in every way, and stops the
-// machine before and after every step, with every outcome for what was not
-// forced to disk. What is loaded then is what was there before or what was saved,
-// and it is the latter if Save has said so.
+// TestSaveFaults makes every step of a Save fail in every way, and crashes before and
+// after every step, with every outcome for what was not synced. Load then finds the
+// state from before or the saved one, and the saved one if Save returned no error.
 func TestSaveFaults(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -283,7 +281,7 @@ func TestSaveFaults(t *testing.T) {
 					}
 				}
 				if f < crashes0 {
-					// A file that cannot be read is not counted as intact, and that is all.
+					// A file that cannot be read only does not count as intact.
 					if err == nil && step != "open" {
 						t.Fatalf("%s: Save has not noticed", name)
 					}
@@ -327,9 +325,9 @@ func leftOver(d *disk) string {
 	return ""
 }
 
-// TestLoadDropsWhatIsLost: a crash has lost the log behind 1 and left a snapshot
-// from 2. It must not be loaded, and not either when the log has grown past 2 by
-// other records: the retry of what was lost would be taken for a duplicate.
+// TestLoadDropsWhatIsLost: a crash has lost the log behind 1 and left a snapshot from
+// 2. It is not loaded, even when the log has grown past 2 with other records: a retry
+// of the lost batch would be a duplicate.
 func TestLoadDropsWhatIsLost(t *testing.T) {
 	d := newDisk()
 	dir := openDisk(t, d, 10)
@@ -354,9 +352,9 @@ func TestLoadDropsWhatIsLost(t *testing.T) {
 	}
 }
 
-// TestFault_F9_LogStart: retention has deleted what lies between a snapshot and
-// the log. The snapshot is not loaded: a producer in it would be taken for one
-// that has not sent anything since.
+// TestFault_F9_LogStart: retention has deleted batches between a snapshot and the
+// start of the log. The snapshot is not loaded: it would refuse a producer that has
+// sent batches since.
 func TestFault_F9_LogStart(t *testing.T) {
 	dir := openDisk(t, newDisk(), 2)
 	m := New(Config{})
@@ -409,9 +407,9 @@ func TestFault_F9_LogStart(t *testing.T) {
 	}
 }
 
-// TestLeftoversAreReported: what an interrupted Save left, and a snapshot that
-// does not lie within the log, are removed by Load. Where that fails, it is
-// reported, and a snapshot is loaded all the same.
+// TestLeftoversAreReported: Load removes what an interrupted Save left, and snapshots
+// that do not lie within the log. If that fails, it reports the error and loads a
+// snapshot.
 func TestLeftoversAreReported(t *testing.T) {
 	for _, name := range []string{"00000000000000000002.idps.tmp", snapshotName(1), snapshotName(9)} {
 		for _, fails := range []bool{false, true} {
@@ -435,8 +433,8 @@ func TestLeftoversAreReported(t *testing.T) {
 	}
 }
 
-// TestLoadSkips: what is not intact or of another log is passed over, and an
-// older one is loaded without an error; with a reading error only if there is
+// TestLoadSkips: Load skips snapshots that are not intact or of another log, and
+// loads an older one without an error. It returns a reading error only if it loads
 // none.
 func TestLoadSkips(t *testing.T) {
 	d := newDisk()
@@ -489,8 +487,8 @@ func TestLoadSkips(t *testing.T) {
 	}
 }
 
-// TestRetention: the newest few intact ones are kept. One that has gone bad does
-// not count, and so the last intact one is never removed.
+// TestRetention: Save keeps the newest intact snapshots. A damaged one does not
+// count, so the last intact one is never removed.
 func TestRetention(t *testing.T) {
 	d := newDisk()
 	dir := openDisk(t, d, 2)
@@ -527,8 +525,8 @@ func TestRetention(t *testing.T) {
 	}
 }
 
-// TestSnapshotDirOnDisk: names, the lock, leftovers and strangers' files, on a
-// real file system.
+// TestSnapshotDirOnDisk: names, the lock, leftovers and other files, on a real file
+// system.
 func TestSnapshotDirOnDisk(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "partition-0", "snapshots")
 	dir, err := OpenSnapshotDir(path, 0)
@@ -585,8 +583,7 @@ func TestSnapshotDirOnDisk(t *testing.T) {
 	}
 }
 
-// TestOpenFaults: a directory that cannot be opened says so, and is not left
-// locked.
+// TestOpenFaults: a directory that cannot be opened is reported, and not left locked.
 func TestOpenFaults(t *testing.T) {
 	d := newDisk()
 	openDisk(t, d, 1).Close()
@@ -600,8 +597,8 @@ func TestOpenFaults(t *testing.T) {
 	}
 }
 
-// TestDropAfter: what lies past a cut goes at once and for good, and a fault is
-// told.
+// TestDropAfter: the snapshots past a truncation are removed durably, and faults are
+// reported.
 func TestDropAfter(t *testing.T) {
 	d := newDisk()
 	dir := openDisk(t, d, 10)
@@ -630,9 +627,8 @@ func TestDropAfter(t *testing.T) {
 }
 
 // TestSnapshotsSavedInAnyOrder: in whatever order snapshots of one log are saved,
-// also such with equal end offsets, what is loaded and a replay from there give
-// the state of the whole log. Saved in the order in which they were taken, it is
-// the newest that is loaded.
+// also with equal end offsets, Load and a replay give the state of the whole log. If
+// they are saved in the order they were taken, Load loads the newest.
 func TestSnapshotsSavedInAnyOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := newSlowLog(t)
@@ -666,9 +662,8 @@ func TestSnapshotsSavedInAnyOrder(t *testing.T) {
 	})
 }
 
-// TestStaleSnapshot: a snapshot from before a cut is not saved after it, or it
-// would be taken for one of what is appended since. One that is under way is
-// dropped by DropAfter.
+// TestStaleSnapshot: a snapshot from before a truncation is not saved after it: it
+// would count as one of what is appended since.
 func TestStaleSnapshot(t *testing.T) {
 	dir := openDisk(t, newDisk(), 2)
 	for name, cut := range map[string]func(*ProducerStateManager){
@@ -691,9 +686,9 @@ func TestStaleSnapshot(t *testing.T) {
 	}
 }
 
-// TestCase_SNAP_CORRUPT: the newest snapshot is unreadable or half written: the
-// older one is loaded and the log replayed from there; with that one damaged too,
-// from its start. Nothing of a damaged one is left behind.
+// TestCase_SNAP_CORRUPT: the newest snapshot is damaged or cut off: the older one is
+// loaded and the log replayed from there. If that is damaged too, the log is replayed
+// from its start. Nothing of a damaged one remains.
 func TestCase_SNAP_CORRUPT(t *testing.T) {
 	path := t.TempDir()
 	dir, err := OpenSnapshotDir(path, 2)
@@ -766,10 +761,8 @@ func TestCase_SNAP_CORRUPT(t *testing.T) {
 	produce(6, 1, Result{Append, 6})
 }
 
-// TestCase_SNAP_DELETE_RACE: a snapshot past a cut is removed, and another one
-// gets the same name. Nothing that was put off removes the new one: files are
-// removed at once, and by their end offset, never later by their name.
-// (KAFKA-12964)
+// TestCase_SNAP_DELETE_RACE: a snapshot past a truncation is removed, and another one
+// gets its name. The new one stays, since removal is never deferred. (KAFKA-12964)
 func TestCase_SNAP_DELETE_RACE(t *testing.T) {
 	dir := openDisk(t, newDisk(), 3)
 	p := newPartition(Config{})
@@ -807,7 +800,7 @@ func TestCase_SNAP_DELETE_RACE(t *testing.T) {
 	produce(1, Result{Duplicate, 1})
 }
 
-// slowDisk is a disk that takes as long to sync as the test wants.
+// slowDisk is a disk whose syncs last until the test ends them.
 type slowDisk struct {
 	*disk
 	syncing chan struct{} // closed when a sync has begun
@@ -830,10 +823,9 @@ func (f slowFile) Sync() error {
 	return f.syncWriteCloser.Sync()
 }
 
-// TestCase_LOCK_IO: while a disk does not get done with a snapshot, batches are
-// checked and committed, producers expire and the log is cut; and what was saved
-// is the state of the moment at which the snapshot was taken. (KAFKA-9393,
-// KAFKA-15046)
+// TestCase_LOCK_IO: while a disk is slow to save a snapshot, batches are checked and
+// committed, producers expire and the log is truncated. What is saved is the state
+// when the snapshot was taken. (KAFKA-9393, KAFKA-15046)
 func TestCase_LOCK_IO(t *testing.T) {
 	slow := &slowDisk{newDisk(), make(chan struct{}), make(chan struct{})}
 	dir, err := openSnapshotDir(slow, "snapshots", 2)
@@ -865,11 +857,9 @@ func TestCase_LOCK_IO(t *testing.T) {
 	}
 }
 
-// TestSnapshotOfShorterLog: a snapshot that was taken with something in flight
-// ends before what it was taken of. What the windows dropped meanwhile is not
-// known at its end, so it is good only for a log that still reaches where it did;
-// for a shorter one, a producer's newest batch would be unknown, and its first one
-// the next.
+// TestSnapshotOfShorterLog: a snapshot taken with a batch in flight is only good for
+// a log that still reaches its log end offset. For a shorter log it is not loaded,
+// and is removed.
 func TestSnapshotOfShorterLog(t *testing.T) {
 	m := New(Config{})
 	var log []Batch // of one record each
