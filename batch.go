@@ -290,10 +290,6 @@ const (
 	commitMarker = 1
 )
 
-// markerSize is how many bytes of records decodeMarker needs. What it reads of a
-// marker takes less than 50.
-const markerSize = 512
-
 // decodeMarker reads a marker from a batch for which isMarkerBatch holds and
 // from its first record. The error is ErrNotMarker for a control record of
 // another type; any other says what cannot be true. Later versions of the key and
