@@ -203,8 +203,9 @@ func (r *Reservation) commit(baseOffset int64) error {
 	}
 	f := q.at(i)
 	p := m.table.find(q.pid)
-	if lowest := m.lowestReserved(q, i, p); !q.roomFor(i, baseOffset, p.newestEnd()) || !m.reachable(f, baseOffset) {
-		return m.refuseOffset(q.batch(f), p, baseOffset, lowest)
+	low := m.lowestHead(q, p)
+	if !q.roomFor(i, baseOffset, low) || !m.reachable(f, baseOffset) {
+		return m.refuseOffset(q.batch(f), p, baseOffset, m.lowestReserved(q, i, low))
 	}
 	r.ended = true
 	m.advance(baseOffset + int64(f.span.count()))
@@ -220,9 +221,18 @@ func (s *state) reachable(f *inFlightBatch, baseOffset int64) bool {
 		baseOffset >= f.floor && baseOffset-s.endOffset <= s.inFlight.uncommitted-int64(f.span.count())
 }
 
-// lowestReserved returns the lowest base offset that batch i of a queue can have.
-func (s *state) lowestReserved(q *queue, i uint8, p *producer) int64 {
-	lowest := q.lowestFor(i, p.newestEnd())
+// lowestHead returns the lowest base offset that the head of a queue of p can have.
+func (s *state) lowestHead(q *queue, p *producer) int64 {
+	if s.cfg.Contiguous {
+		return max(p.newestEnd(), q.at(0).floor)
+	}
+	return p.newestEnd()
+}
+
+// lowestReserved returns the lowest base offset that batch i of a queue can have, of
+// which the head can lie at low.
+func (s *state) lowestReserved(q *queue, i uint8, low int64) int64 {
+	lowest := q.lowestFor(i, low)
 	if s.cfg.Contiguous {
 		lowest = max(lowest, q.at(i).floor)
 	}

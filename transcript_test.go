@@ -28,6 +28,7 @@ import (
 //	in-flight pid=31 -> epoch=0 3..3 4..4@4           reserved; @ where committed
 //	snapshot-end -> 3                                 where a snapshot would end
 //	commit pid=31 epoch=0 seq=3 n=1 base=3 -> OK      Commit without a Check
+//	apply pid=31 epoch=0 seq=3 n=1 base=3 -> DUP base=3  Apply
 //	advance to=9                                      records of nobody in particular
 //	replay pid=31 epoch=0 seq=4 n=1 base=9            read from the log or a leader
 //	replay-marker pid=31 epoch=0 coord=1 abort base=9 the same for a marker
@@ -38,6 +39,7 @@ import (
 //	restart none                                      memory lost, rebuilt from the log
 //	snapshot S -> 4                                   taken and written; where it ends
 //	restart S                                         memory lost, S restored, the log replayed from its end
+//	restore S                                         the same, and the replay is forgotten
 //	window pid=31 -> epoch=0 0..2@0 3..3@3            what is remembered, oldest first
 //	window pid=32 -> none
 //	activity pid=31 -> 500                            LastActivity; or: since the last Expire
@@ -53,7 +55,8 @@ import (
 // IN_FLIGHT waits for) are compared where a line states them.
 // Settings come first, one a line: mode=strict (the default), mode=accept and
 // mode=new-log-strict are the policies for unknown producers, ttl= is the idle
-// limit in milliseconds, and cap= the most producers.
+// limit in milliseconds, cap= the most producers, and contiguous=1 says that the log
+// has no holes.
 //
 // Time enters only by Expire. A batch with t= is one at that time on the
 // broker's clock, and the broker of these transcripts calls Expire at every
@@ -106,6 +109,7 @@ func init() {
 		"check":         {play: (*transcript).check},
 		"reserve":       {play: (*transcript).reserve},
 		"commit":        {play: (*transcript).commit},
+		"apply":         {play: (*transcript).apply},
 		"append-failed": {play: (*transcript).appendFailed},
 		"abandon":       {play: (*transcript).abandon, changes: true},
 		"advance":       {play: (*transcript).advance, changes: true},
@@ -116,6 +120,7 @@ func init() {
 		"advance-start": {play: (*transcript).advanceStart},
 		"reset":         {play: (*transcript).reset, changes: true},
 		"restart":       {play: (*transcript).restart, changes: true},
+		"restore":       {play: (*transcript).restore, changes: true},
 		"snapshot":      {play: (*transcript).snapshot, whole: true},
 		"window":        {play: (*transcript).window, whole: true},
 		"activity":      {play: (*transcript).recency, whole: true},
@@ -187,6 +192,8 @@ func (tr *transcript) setting(line string) bool {
 		tr.cfg.Expiration = time.Duration(n) * time.Millisecond
 	case err == nil && name == "cap":
 		tr.cfg.MaxProducers = n
+	case err == nil && name == "contiguous":
+		tr.cfg.Contiguous = n == 1
 	default:
 		tr.t.Fatalf("no such setting: %s", line)
 	}
@@ -339,6 +346,19 @@ func (tr *transcript) commit(s step) string {
 	return outcome(tr.part.settle(f.reservation, f.batch, base))
 }
 
+// apply answers as commit does, and a duplicate as batch does.
+func (tr *transcript) apply(s step) string {
+	b, base := tr.batchOf(s), tr.number(s, "base")
+	res, err := tr.part.m.Apply(b, base)
+	if err == nil && res.Verdict == Duplicate {
+		return tr.answer(res, nil)
+	}
+	if err == nil {
+		tr.part.append(logged{batch: b, base: base})
+	}
+	return outcome(err)
+}
+
 func outcome(err error) string {
 	if err != nil {
 		return "REFUSED " + refusal(err)
@@ -448,6 +468,16 @@ func (tr *transcript) restart(s step) string {
 		tr.t.Fatalf("restart from what? %q", name)
 	}
 	tr.part.restore(tr.t, snapshot)
+	return ""
+}
+
+// restore loses the memory and restores a snapshot, and nothing else.
+func (tr *transcript) restore(s step) string {
+	snapshot, ok := tr.snapshots[strings.Join(s.words, " ")]
+	if !ok {
+		tr.t.Fatalf("restore what? %q", s.words)
+	}
+	tr.part.m = restored(tr.t, tr.cfg, snapshot)
 	return ""
 }
 
