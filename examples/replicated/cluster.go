@@ -247,6 +247,19 @@ func (l diskLog) StoreLogs(logs []*raft.Log) error {
 	return l.LogStore.StoreLogs(logs)
 }
 
+// GetLog does not find what was deleted. The log itself does, as long as the file
+// is there, and then hardly a follower is ever sent a snapshot.
+func (l diskLog) GetLog(index uint64, log *raft.Log) error {
+	first, err := l.FirstIndex()
+	if err == nil && index < first {
+		err = raft.ErrLogNotFound // which raft compares with ==
+	}
+	if err != nil {
+		return err
+	}
+	return l.LogStore.GetLog(index, log)
+}
+
 // IsMonotonic passes on that the log wants no gaps, which raft asks for by this
 // method.
 func (l diskLog) IsMonotonic() bool {

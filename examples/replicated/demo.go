@@ -123,15 +123,18 @@ func demoRun(ctx context.Context, out io.Writer, mode statemachine.Deduplication
 			fmt.Fprintf(out, "  %4.1fs %7s acknowledged: %s\n", time.Since(begun).Seconds(), thousands(acks.Len()), what)
 		},
 	}
-	working, stop := context.WithTimeout(ctx, demoTime)
+	working, stop := context.WithCancel(ctx)
 	defer stop()
 	producers, _ := errgroup.WithContext(ctx)
 	for i := range demoProducers {
 		producers.Go(func() error {
-			return produce(ctx, working, c.seeds(), fmt.Sprint("producer-", i), demoPartitions, 20*time.Millisecond, &sent, &acks)
+			n, err := produce(ctx, working, c.seeds(), fmt.Sprint("producer-", i), demoPartitions, 20*time.Millisecond, acks.Promise)
+			sent.Add(int64(n))
+			return err
 		})
 	}
-	happened, err := n.run(working)
+	happened, err := n.run(ctx, demoTime)
+	stop()
 	if err := errors.Join(err, producers.Wait()); err != nil {
 		return o, err
 	}

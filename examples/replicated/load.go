@@ -6,13 +6,11 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/idempotence-go/idempotence"
-	"github.com/idempotence-go/idempotence/examples/broker/show/readback"
 	"github.com/idempotence-go/idempotence/examples/replicated/node"
 )
 
@@ -45,24 +43,24 @@ func record(name string, number int, partition int32) *kgo.Record {
 }
 
 // produce sends a few records to each partition again and again, until working
-// ends, and counts them. It returns when all of them are acknowledged, or ctx ends.
-func produce(ctx, working context.Context, seeds []string, name string, partitions int, interval time.Duration, sent *atomic.Int64, acks *readback.Acks) error {
+// ends. It returns how many it sent when all of them have been acknowledged, or
+// when ctx ends.
+func produce(ctx, working context.Context, seeds []string, name string, partitions int, interval time.Duration, promise func(*kgo.Record, error)) (sent int, err error) {
 	cl, err := newProducer(seeds)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer cl.Close()
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
-	for number := 0; working.Err() == nil; {
+	for working.Err() == nil {
 		for i := range partitions * 2 {
-			cl.Produce(ctx, record(name, number, int32(i%partitions)), acks.Promise)
-			sent.Add(1)
-			number++
+			cl.Produce(ctx, record(name, sent, int32(i%partitions)), promise)
+			sent++
 		}
 		<-ticker.C
 	}
-	return cl.Flush(ctx)
+	return sent, cl.Flush(ctx)
 }
 
 // An arrival identifies a batch as its producer made it.

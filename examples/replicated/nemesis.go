@@ -24,23 +24,24 @@ type nemesis struct {
 	tell    func(what string) // before each event
 }
 
-// run makes trouble, with a rest after each event, until ctx ends, and returns
-// how many events there were, by name. It ends with a cluster that is whole.
-func (n *nemesis) run(ctx context.Context) (map[string]int, error) {
+// run makes trouble, with a rest after each event, until the time is up and each
+// event has come up. It returns how often each did. It ends with a cluster that is
+// whole.
+func (n *nemesis) run(ctx context.Context, least time.Duration) (map[string]int, error) {
 	happened := make(map[string]int)
-	for next := 0; ctx.Err() == nil; next++ {
-		if next%len(n.events) == 0 { // each comes up, in another order each time
+	begun := time.Now()
+	for next := 0; time.Since(begun) < least || next < len(n.events); next++ {
+		if next%len(n.events) == 0 { // in another order each time
 			n.rng.Shuffle(len(n.events), func(i, j int) { n.events[i], n.events[j] = n.events[j], n.events[i] })
 		}
 		e := n.events[next%len(n.events)]
-		// An event has begun when ctx ends is brought to its end.
-		if err := e.do(context.WithoutCancel(ctx), n); err != nil {
+		if err := e.do(ctx, n); err != nil {
 			return happened, fmt.Errorf("%s: %w", e.name, err)
 		}
 		happened[e.name]++
 		n.pause(ctx, 100*time.Millisecond, 500*time.Millisecond)
 	}
-	return happened, nil
+	return happened, ctx.Err()
 }
 
 // pause waits for a random time.
@@ -66,6 +67,18 @@ func (n *nemesis) leader(ctx context.Context, what string) (*member, error) {
 		n.tell(fmt.Sprintf("node %d leads and %s", m.id, what))
 	}
 	return m, err
+}
+
+// awaitEntries waits a few seconds for the raft log of the leader to reach an index.
+func (n *nemesis) awaitEntries(ctx context.Context, index uint64) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for ctx.Err() == nil {
+		if m := n.cluster.leader(); m != nil && m.running().Raft().LastIndex() >= index {
+			return
+		}
+		n.pause(ctx, 10*time.Millisecond, 20*time.Millisecond)
+	}
 }
 
 // restart starts a node that was stopped.
@@ -191,6 +204,23 @@ var (
 		return nil
 	}}
 
+	// What is cut off here was perhaps not even applied.
+	cutProducers = event{"connections cut", func(ctx context.Context, n *nemesis) error {
+		m, err := n.leader(ctx, "has its clients cut off, on a slow disk")
+		if err != nil {
+			return err
+		}
+		m.disk.delay.Store(int64(20 * time.Millisecond))
+		defer m.disk.delay.Store(0)
+		for range 1 + n.rng.IntN(5) {
+			n.pause(ctx, 20*time.Millisecond, 200*time.Millisecond)
+			if err := m.clients.Cut(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}
+
 	takeSnapshot = event{"snapshot", func(ctx context.Context, n *nemesis) error {
 		m := n.cluster.members[n.rng.IntN(clusterSize)]
 		n.tell(fmt.Sprintf("node %d takes a snapshot", m.id))
@@ -203,10 +233,11 @@ var (
 	installSnapshot = event{"snapshot installed", func(ctx context.Context, n *nemesis) error {
 		m := n.cluster.members[n.rng.IntN(clusterSize)]
 		n.tell(fmt.Sprintf("node %d is stopped, and comes back to a snapshot", m.id))
+		last := m.running().Raft().LastIndex()
 		if err := m.stop(); err != nil {
 			return err
 		}
-		n.pause(ctx, time.Second, 1500*time.Millisecond)
+		n.awaitEntries(ctx, last+500)
 		for _, o := range n.cluster.others(m) {
 			_ = o.running().Raft().Snapshot().Error()
 		}
@@ -217,5 +248,5 @@ var (
 // everything is all that may happen.
 var everything = []event{
 	transferLeadership, cutOffLeader, cutOneWay, stopNode, stopLeader, stopAll, slowLink,
-	slowDisk, failingDisk, cutClients, takeSnapshot, installSnapshot,
+	slowDisk, failingDisk, cutClients, cutProducers, takeSnapshot, installSnapshot,
 }
