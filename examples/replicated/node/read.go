@@ -85,7 +85,7 @@ func (n *Node) fetchPartition(topic string, req kmsg.FetchRequestTopicPartition,
 	}
 	resp.LogStartOffset = p.Log.Start()
 	resp.HighWatermark = p.Log.End()
-	resp.LastStableOffset = resp.HighWatermark
+	resp.LastStableOffset = min(resp.HighWatermark, p.LastStableOffset())
 	if budget <= 0 {
 		return resp
 	}

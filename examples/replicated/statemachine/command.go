@@ -18,11 +18,14 @@ import (
 //	2  expire        time in nanoseconds since 1970 int64
 //	3  producer ids  count uint32
 //	4  create topic  TopicConfig, then the name
+//	5  marker        partition uint32, transaction version uint8, then the control
+//	                 batch that ends a transaction, as the coordinator made it
 const (
 	batchCommand       = 1
 	expireCommand      = 2
 	producerIDsCommand = 3
 	createTopicCommand = 4
+	markerCommand      = 5
 )
 
 // Limits that a command is held to when it is applied. They are constants, so
@@ -128,6 +131,15 @@ func Batch(partition uint32, batch []byte) []byte {
 	command := make([]byte, 0, 1+4+len(batch))
 	command = append(command, batchCommand)
 	command = binary.BigEndian.AppendUint32(command, partition)
+	return append(command, batch...)
+}
+
+// Marker returns the command to end a transaction in the partition with the given
+// number. The batch is the control batch of the marker, which is copied, and the
+// version that of [idempotence.Marker].
+func Marker(partition uint32, version int8, batch []byte) []byte {
+	command := binary.BigEndian.AppendUint32([]byte{markerCommand}, partition)
+	command = append(command, byte(version))
 	return append(command, batch...)
 }
 

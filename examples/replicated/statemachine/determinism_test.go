@@ -8,14 +8,14 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
-	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/idempotence-go/idempotence"
 	"github.com/idempotence-go/idempotence/examples/broker/segment/segmenttest"
 )
 
 // A workload makes commands at random: topics of all policies, few producers,
-// which send in order, again, with gaps, in newer and in older epochs; a clock
+// which send in order, again, with gaps, in newer and in older epochs, in and out
+// of transactions, which are ended at any time; a clock
 // that goes back and far ahead; and commands that make no sense.
 type workload struct {
 	rng    *rand.Rand
@@ -81,14 +81,18 @@ func (w *workload) batch() []byte {
 		first++
 	}
 	values := make([]string, 1+w.rng.IntN(3))
-	w.next[from] = first + int32(len(values))
 	batch := segmenttest.Batch(int64(from.producer), from.epoch, first, values...)
 	switch w.rng.IntN(30) {
 	case 0:
 		batch = segmenttest.Batch(idempotence.NoProducerID, -1, -1, values...)
 	case 1, 2, 3, 4, 5:
-		batch = segmenttest.Edit(batch, func(b *kmsg.RecordBatch) { b.Attributes |= 0x10 })
+		batch = transactional(batch)
+	case 6, 7, 8:
+		epoch := from.epoch + int16(w.rng.IntN(2))
+		return Marker(uint32(from.partition), int8(w.rng.IntN(3)),
+			marker(int64(from.producer), epoch, int32(w.rng.IntN(3)), w.rng.IntN(2) == 0))
 	}
+	w.next[from] = first + int32(len(values))
 	command := Batch(uint32(from.partition), batch)
 	w.sent = append(w.sent, command)
 	return command
@@ -110,7 +114,7 @@ func (w *workload) expire() []byte {
 // and have the same bytes.
 func TestDeterminism(t *testing.T) {
 	answered := make(map[string]int)
-	for seed := range uint64(12) {
+	for seed := range uint64(24) {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		w := &workload{rng: rng, topics: make(map[int]bool), next: make(map[sender]int32)}
 		plain, other := newMachine(t), newMachine(t)
@@ -130,15 +134,23 @@ func TestDeterminism(t *testing.T) {
 				}
 				answered[kindOf(want[i])]++
 			}
+			for i, p := range plain.state.partitions {
+				if a, b := p.LastStableOffset(), other.state.partitions[i].LastStableOffset(); a != b {
+					t.Fatalf("seed %d, round %d: partition %d is stable up to %d on one replica and %d on the other", seed, round, i, a, b)
+				}
+				if p.LastStableOffset() < p.end {
+					answered["unstable"]++
+				}
+			}
 			if a, b := snapshotOf(t, plain), snapshotOf(t, other); !bytes.Equal(a, b) {
 				t.Fatalf("seed %d, round %d: snapshots of replicas differ, %d and %d bytes", seed, round, len(a), len(b))
 			}
 		}
 	}
 	t.Log(answered)
-	for _, kind := range []string{"Append", "Duplicate", "45", "47", "59"} {
-		if answered[kind] < 50 {
-			t.Errorf("the commands were answered %s only %d times", kind, answered[kind])
+	for _, kind := range []string{"Append", "Duplicate", "45", "47", "59", "72", "unstable"} {
+		if answered[kind] < 20 {
+			t.Errorf("%s came up only %d times", kind, answered[kind])
 		}
 	}
 }

@@ -2,12 +2,16 @@ package statemachine
 
 import (
 	"bytes"
+	"encoding/binary"
 	"io"
 	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/raft"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/idempotence-go/idempotence/examples/broker/segment/segmenttest"
 )
 
 func newMachine(t *testing.T) *Machine {
@@ -86,3 +90,22 @@ func restored(t *testing.T, snapshot []byte) *Machine {
 }
 
 func at(seconds int64) time.Time { return time.Unix(seconds, 0) }
+
+// transactional returns a batch that is part of a transaction.
+func transactional(batch []byte) []byte {
+	return segmenttest.Edit(batch, func(b *kmsg.RecordBatch) { b.Attributes |= 0x10 })
+}
+
+// marker returns the control batch that ends a transaction.
+func marker(producerID int64, epoch int16, coordinatorEpoch int32, commit bool) []byte {
+	kind := byte(0)
+	if commit {
+		kind = 1
+	}
+	r := kmsg.Record{Key: []byte{0, 0, 0, kind}, Value: binary.BigEndian.AppendUint32([]byte{0, 0}, uint32(coordinatorEpoch))}
+	r.Length = int32(len(r.AppendTo(nil)) - 1)
+	return segmenttest.Edit(segmenttest.Batch(producerID, epoch, -1, ""), func(b *kmsg.RecordBatch) {
+		b.Attributes |= 0x10 | 0x20
+		b.Records = r.AppendTo(nil)
+	})
+}

@@ -83,6 +83,7 @@ type Partition struct {
 
 	producers     *idempotence.ProducerStateManager
 	deduplication Deduplication
+	stable        atomic.Int64 // the last stable offset
 
 	// Of the goroutine that applies:
 	end   int64            // the offset of the next record
@@ -175,6 +176,8 @@ func (m *Machine) apply(e *raft.Log) Answer {
 	switch {
 	case kind == batchCommand && len(p) >= 4:
 		return m.state.appendBatch(binary.BigEndian.Uint32(p), p[4:], e.Index)
+	case kind == markerCommand && len(p) >= 5:
+		return m.state.appendMarker(binary.BigEndian.Uint32(p), int8(p[4]), p[5:], e.Index)
 	case kind == expireCommand && len(p) == 8:
 		return m.expire(int64(binary.BigEndian.Uint64(p)))
 	case kind == producerIDsCommand && len(p) == 4:
@@ -192,13 +195,12 @@ func (s *state) appendBatch(number uint32, records []byte, index uint64) Answer 
 		return Answer{Err: ErrUnknownPartition}
 	}
 	p := s.partitions[number]
-	b, h, err := parseBatch(records)
-	if err != nil {
+	b, h, err := idempotence.ParseBatch(records)
+	if err = checkWhole(h, records, err, index); err != nil {
 		return Answer{Err: err}
 	}
-	if err := h.VerifyCRC(records); err != nil {
-		// It was right when it was proposed, and is on the other replicas.
-		panic(fmt.Sprintf("entry %d of the raft log has changed: %v", index, err))
+	if h.Attributes.Control() {
+		return Answer{Err: fmt.Errorf("%w: a control batch", ErrCommand)}
 	}
 	result, err := p.judge(b)
 	if errors.Is(err, idempotence.ErrOffsetOrder) {
@@ -227,20 +229,44 @@ func (p *Partition) judge(b idempotence.Batch) (idempotence.Result, error) {
 	return p.producers.Apply(b, p.end)
 }
 
-// parseBatch reads the header of the one record batch in p.
-func parseBatch(p []byte) (idempotence.Batch, idempotence.BatchHeader, error) {
-	if len(p) > MaxBatchBytes {
-		return idempotence.Batch{}, idempotence.BatchHeader{}, fmt.Errorf("%w: %d bytes", ErrBatchSize, len(p))
+// appendMarker ends a transaction.
+func (s *state) appendMarker(number uint32, version int8, records []byte, index uint64) Answer {
+	if number >= uint32(len(s.partitions)) {
+		return Answer{Err: ErrUnknownPartition}
 	}
-	b, h, err := idempotence.ParseBatch(p)
+	p := s.partitions[number]
+	k, h, err := idempotence.ParseMarker(records)
+	if err = checkWhole(h, records, err, index); err != nil {
+		return Answer{Err: err}
+	}
+	k.Version = version
+	if err := p.producers.CheckMarker(k); err != nil {
+		return Answer{Err: err}
+	}
+	base := p.end
+	if err := p.producers.CommitMarker(k, base); err != nil {
+		panic(fmt.Sprintf("entry %d of the raft log, partition %d, at offset %d: %v", index, number, base, err))
+	}
+	p.append(h, records)
+	return Answer{Result: idempotence.Result{Verdict: idempotence.Append, BaseOffset: base}}
+}
+
+// checkWhole returns err, or an error unless p is the one batch with a header. A
+// batch that is whole has been so when it was proposed, and is on the other
+// replicas: if its checksum is wrong, this replica stops.
+func checkWhole(h idempotence.BatchHeader, p []byte, err error, index uint64) error {
 	switch {
+	case len(p) > MaxBatchBytes:
+		return fmt.Errorf("%w: %d bytes", ErrBatchSize, len(p))
 	case err != nil:
+		return err
 	case h.Size != len(p):
-		err = fmt.Errorf("%w: a batch of %d bytes in %d", ErrCommand, h.Size, len(p))
-	case h.Attributes.Control():
-		err = fmt.Errorf("%w: a control batch", ErrCommand)
+		return fmt.Errorf("%w: a batch of %d bytes in %d", ErrCommand, h.Size, len(p))
 	}
-	return b, h, err
+	if err := h.VerifyCRC(p); err != nil {
+		panic(fmt.Sprintf("entry %d of the raft log has changed: %v", index, err))
+	}
+	return nil
 }
 
 // append adds a batch to the group, which is written later. Of the bytes, which
@@ -263,6 +289,7 @@ func (p *Partition) write() error {
 		err = fmt.Errorf("the log ends at %d and not at %d", end, p.end)
 	}
 	p.group = nil
+	p.stable.Store(p.producers.LastStableOffset(p.end))
 	return err
 }
 

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
-	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/idempotence-go/idempotence"
 	"github.com/idempotence-go/idempotence/examples/broker/segment/segmenttest"
@@ -32,7 +31,7 @@ func describe(command []byte, a Answer) string {
 	switch {
 	case a.Err != nil:
 		return a.Err.Error()
-	case command[0] == batchCommand:
+	case command[0] == batchCommand || command[0] == markerCommand:
 		return fmt.Sprint(strings.ToLower(a.Result.Verdict.String()), " ", a.Result.BaseOffset)
 	case command[0] == producerIDsCommand:
 		return fmt.Sprint("ids ", a.ProducerID)
@@ -95,12 +94,42 @@ func TestBatches(t *testing.T) {
 	}.test(t)
 }
 
+func TestTransactions(t *testing.T) {
+	steps := transcript{
+		{"topic", CreateTopic("numbers", TopicConfig{Partitions: 1}), "ok"},
+		{"a batch", Batch(0, transactional(batch(0, 0, 2))), "append 0"},
+		{"its copy", Batch(0, transactional(batch(0, 0, 2))), "duplicate 0"},
+		{"another producer's", Batch(0, segmenttest.Batch(8, 0, 0, "a")), "append 2"},
+		{"the end, with version 2", Marker(0, 2, marker(7, 1, 5, true)), "append 3"},
+		{"the end once more", Marker(0, 2, marker(7, 1, 5, true)), "append 4"},
+		{"an older coordinator", Marker(0, 2, marker(7, 2, 4, false)), "idempotence: fenced by a newer coordinator"},
+		{"the next transaction", Batch(0, transactional(batch(1, 0, 1))), "append 5"},
+		{"an end that is too old", Marker(0, 0, marker(7, 0, 5, true)), "idempotence: fenced"},
+		{"no such partition", Marker(1, 0, marker(7, 1, 5, true)), "statemachine: unknown partition"},
+		{"no marker", Marker(0, 0, batch(1, 1, 1)), "idempotence: "},
+		{"half a marker", Marker(0, 0, marker(7, 1, 5, true)[:62]), "idempotence: corrupt"},
+	}
+	steps.test(t)
+	m := newMachine(t)
+	steps.play(t, m, false)
+	p, err := m.Partition("numbers", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if end := p.LastStableOffset(); end != 5 {
+		t.Errorf("stable up to %d, want 5", end)
+	}
+	restored := restored(t, snapshotOf(t, m))
+	if p, err := restored.Partition("numbers", 0); err != nil || p.LastStableOffset() != 5 {
+		t.Errorf("restored, and stable up to %d, want 5; %v", p.LastStableOffset(), err)
+	}
+}
+
 // TestBadCommands: what makes no sense is answered with an error and changes
 // nothing.
 func TestBadCommands(t *testing.T) {
 	large := make([]byte, 64<<20)
 	copy(large, batch(0, 0, 1))
-	control := segmenttest.Edit(batch(0, 0, 1), func(b *kmsg.RecordBatch) { b.Attributes |= 0x20 })
 	topic := CreateTopic("numbers", TopicConfig{Partitions: 1})
 	transcript{
 		{"topic", topic, "ok"},
@@ -111,7 +140,7 @@ func TestBadCommands(t *testing.T) {
 		{"half a header", Batch(0, batch(0, 0, 1)[:30]), "idempotence: corrupt record batch"},
 		{"half a batch", Batch(0, batch(0, 0, 1)[:64]), "statemachine: bad command"},
 		{"two batches", Batch(0, append(batch(0, 0, 1), batch(0, 1, 1)...)), "statemachine: bad command"},
-		{"a marker", Batch(0, control), "statemachine: bad command"},
+		{"a marker", Batch(0, marker(7, 0, 0, true)), "statemachine: bad command"},
 		{"64 MiB", Batch(0, large), "statemachine: record batch too large"},
 		{"no such partition", Batch(1, batch(0, 0, 1)), "statemachine: unknown partition"},
 		{"the largest partition", Batch(1<<32-1, batch(0, 0, 1)), "statemachine: unknown partition"},

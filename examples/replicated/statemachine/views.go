@@ -57,6 +57,9 @@ func (p *Partition) Check(b idempotence.Batch) (result idempotence.Result, final
 	return result, final, err
 }
 
+// LastStableOffset returns the offset up to which no transaction is open.
+func (p *Partition) LastStableOffset() int64 { return p.stable.Load() }
+
 // KnowsProducer reports whether any partition remembers a producer.
 func (m *Machine) KnowsProducer(id int64) bool {
 	m.mu.RLock()
