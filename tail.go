@@ -63,6 +63,7 @@ func (t *tail) cover(end, logEnd int64) {
 // truncate records that the log was cut to end at to.
 func (t *tail) truncate(to int64) {
 	t.unknown = t.unknown && t.from < to
+	t.end = min(t.end, to)
 }
 
 // ReplayedTo tells the manager that it has been told of everything that the log holds

@@ -109,6 +109,7 @@ func TestFault_F1_Siblings(t *testing.T) {
 			}
 		}, 4, false},
 		{"a cut behind it", func(m *ProducerStateManager) { m.Truncate(4) }, 1, false},
+		{"a cut behind it, and ReplayedTo the new end", func(m *ProducerStateManager) { m.Truncate(4); m.ReplayedTo(4) }, 4, true},
 		{"a cut at it", func(m *ProducerStateManager) { m.Truncate(1) }, 1, true},
 		{"another reservation that is abandoned", func(m *ProducerStateManager) {
 			if _, _, err := m.Reserve(Batch{ProducerID: 33, Count: 1}); err != nil {
