@@ -170,6 +170,22 @@ func latest(working context.Context, seeds []string, acknowledged func(partition
 	return answered, nil
 }
 
+// produceTo sends a batch to a node, once, and returns the answer.
+func produceTo(ctx context.Context, cl *kgo.Client, node, partition int32, batch []byte, timeout time.Duration) (code int16, offset int64, err error) {
+	p := kmsg.NewProduceRequestTopicPartition()
+	p.Partition, p.Records = partition, batch
+	t := kmsg.NewProduceRequestTopic()
+	t.Topic, t.Partitions = topic, []kmsg.ProduceRequestTopicPartition{p}
+	req := kmsg.NewPtrProduceRequest()
+	req.Acks, req.TimeoutMillis, req.Topics = -1, int32(timeout.Milliseconds()), []kmsg.ProduceRequestTopic{t}
+	resp, err := cl.Broker(int(node)).Request(ctx, req)
+	if err != nil {
+		return 0, 0, err
+	}
+	answer := resp.(*kmsg.ProduceResponse).Topics[0].Partitions[0]
+	return answer.ErrorCode, answer.BaseOffset, nil
+}
+
 // needKcat fails the test if kcat is missing. A test that were skipped would not
 // be seen.
 func needKcat(t *testing.T) {

@@ -27,7 +27,8 @@ const clusterSize = 3
 // at a time troubles it.
 type cluster struct {
 	dir     string
-	cfg     node.Config // of each node, but for what differs
+	cfg     node.Config              // of each node, but for what differs
+	clock   func(id int32) time.Time // or nil
 	members []*member
 
 	// cuts is how many of the next answers to batches that were appended are
@@ -98,6 +99,9 @@ func (c *cluster) start(m *member) error {
 	cfg := c.cfg
 	cfg.ID, cfg.Dir = m.id, filepath.Join(c.dir, fmt.Sprint("node-", m.id))
 	cfg.LogStore = func(s raft.LogStore) raft.LogStore { return diskLog{s, m.disk} }
+	if c.clock != nil {
+		cfg.Clock = func() time.Time { return c.clock(m.id) }
+	}
 	cfg.Observe = func(e node.Event) { c.observe(m, e) }
 	var err error
 	if cfg.RaftListener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {

@@ -137,21 +137,10 @@ func (h *history) next() (sequence int32, ok bool) {
 }
 
 func (h *history) send(ctx context.Context, a *attempt) {
-	p := kmsg.NewProduceRequestTopicPartition()
-	p.Partition = h.partition
-	p.Records = segmenttest.Batch(h.producerID, 0, a.sequence, fmt.Sprintf("history-%d %08d", h.producerID, a.sequence))
-	t := kmsg.NewProduceRequestTopic()
-	t.Topic, t.Partitions = topic, []kmsg.ProduceRequestTopicPartition{p}
-	req := kmsg.NewPtrProduceRequest()
-	req.Acks, req.TimeoutMillis, req.Topics = -1, 1000, []kmsg.ProduceRequestTopic{t}
-	resp, err := h.client.Broker(int(h.leader(ctx))).Request(ctx, req)
-	if err != nil {
-		a.unknown = true
-		return
-	}
-	answer := resp.(*kmsg.ProduceResponse).Topics[0].Partitions[0]
-	a.code, a.offset = answer.ErrorCode, answer.BaseOffset
-	a.unknown = a.code == kerr.NotLeaderForPartition.Code || a.code == kerr.RequestTimedOut.Code ||
+	batch := segmenttest.Batch(h.producerID, 0, a.sequence, fmt.Sprintf("history-%d %08d", h.producerID, a.sequence))
+	var err error
+	a.code, a.offset, err = produceTo(ctx, h.client, h.leader(ctx), h.partition, batch, time.Second)
+	a.unknown = err != nil || a.code == kerr.NotLeaderForPartition.Code || a.code == kerr.RequestTimedOut.Code ||
 		a.code == kerr.UnknownTopicOrPartition.Code
 }
 

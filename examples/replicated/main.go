@@ -41,6 +41,7 @@ func main() {
 	flag.IntVar(&cfg.Topic.MaxProducers, "max-producers", 0, "most producers that a partition remembers; 0: no limit")
 	flag.DurationVar(&cfg.ElectionTimeout, "election-timeout", 0, "how long a leader may be silent; 0: 500ms")
 	flag.Uint64Var(&cfg.SnapshotThreshold, "snapshot-threshold", 0, "entries of the raft log after which a snapshot is taken; 0: 50,000")
+	flag.DurationVar(&cfg.SnapshotInterval, "snapshot-interval", 0, "time between two looks whether there are so many; 0: 10s")
 	flag.Parse()
 	cfg.ID = int32(*id)
 
