@@ -2,7 +2,6 @@ package idempotence
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -310,60 +309,6 @@ func TestExpiration(t *testing.T) {
 	}
 }
 
-// TestExpireTimes: any time will do, as the clocks of tests begin anywhere, and
-// LastActivity gives back what it was.
-func TestExpireTimes(t *testing.T) {
-	for _, start := range []time.Time{
-		{},
-		time.Time{}.Add(12345 * time.Nanosecond),
-		time.Unix(0, 0),
-		time.Unix(0, -1),
-		time.UnixMilli(-1),
-		time.Date(1600, 1, 1, 0, 0, 0, 1, time.UTC),
-		time.Date(2026, 2, 14, 12, 0, 0, 123_456_789, time.FixedZone("elsewhere", 3600)),
-		time.Date(9999, 12, 31, 23, 59, 59, 999_999_999, time.UTC),
-		time.Now(), // with a monotonic reading, which must not matter
-	} {
-		m := New(Config{Expiration: time.Microsecond})
-		if err := m.Commit(31, 0, 0, 1, 0); err != nil {
-			t.Fatal(err)
-		}
-		m.Expire(start)
-		if p, _ := m.Producer(31); !p.LastActivity.Equal(start) || p.LastActivity.Location() != time.UTC {
-			t.Errorf("LastActivity is %v, want %v", p.LastActivity, start.UTC())
-		}
-		if n := m.Expire(start.Add(999)); n != 0 {
-			t.Errorf("from %v on: forgotten one nanosecond early", start)
-		}
-		if n := m.Expire(start.Add(1000)); n != 1 {
-			t.Errorf("from %v on: not forgotten in time", start)
-		}
-	}
-}
-
-// TestInstants: a snapshot may hold any time at all, and adding to the last one
-// stays there.
-func TestInstants(t *testing.T) {
-	last := instant{math.MaxInt64, 999_999}
-	for _, tt := range []struct {
-		from instant
-		add  time.Duration
-		want instant
-	}{
-		{instant{5, 999_999}, 1, instant{6, 0}},
-		{instant{-1, 999_999}, 1, instant{0, 0}},
-		{instant{-1, 0}, 2*time.Millisecond + 3, instant{1, 3}},
-		{instant{math.MinInt64, 0}, 0, instant{math.MinInt64, 0}},
-		{instant{math.MaxInt64, 0}, 999_999, last},
-		{last, 1, last},
-		{instant{math.MaxInt64 - 1, 0}, math.MaxInt64, last},
-	} {
-		if got := tt.from.add(tt.add); got != tt.want {
-			t.Errorf("%+v and %d ns is %+v, want %+v", tt.from, tt.add, got, tt.want)
-		}
-	}
-}
-
 // TestExpireAgainstChronicle: commits, replays, transactions and clocks that go
 // forth and back, with an idle limit or without, and with a cap or without. The
 // chronicle says after each step who is remembered, and since when it is idle.
@@ -416,31 +361,6 @@ func TestReplicasForgetTheSame(t *testing.T) {
 			}
 		}
 	})
-}
-
-// TestMarksAreRecycled: the times of activity take room for as many as there
-// are producers, however often Expire is called.
-func TestMarksAreRecycled(t *testing.T) {
-	const producers = 20
-	m := New(Config{Expiration: 50 * time.Second})
-	now := time.Unix(1000, 0)
-	next := [producers]int32{}
-	for i := range 100_000 {
-		pid := int64(i) * int64(i) % producers // some often, some seldom, some never again
-		if m.Commit(pid, 0, next[pid], 1, m.EndOffset()) != nil {
-			next[pid] = 0
-			if err := m.Commit(pid, 0, 0, 1, m.EndOffset()); err != nil {
-				t.Fatal(err)
-			}
-		}
-		next[pid]++
-		now = now.Add(time.Second)
-		m.Expire(now)
-		if n := len(m.recency.ticks); n > producers+1 {
-			t.Fatalf("%d marks for %d producers after %d calls", n, producers, i+1)
-		}
-	}
-	audit(t, m)
 }
 
 // TestForgettingIsBounded: neither a step of Expire nor a commit under the cap
@@ -559,64 +479,6 @@ func heapNow() uint64 {
 	return s.HeapAlloc
 }
 
-// TestCase_EXPIRE_COST: a sweep of a hundred thousand producers starts no
-// goroutine and makes no list of them, and a producer that writes meanwhile is
-// served between its steps and stays. (KAFKA-16229: a sweep of quadratic cost
-// under the partition's lock. BenchmarkStallExpire has the figures.)
-func TestCase_EXPIRE_COST(t *testing.T) {
-	const many = 100_000
-	m := New(Config{Expiration: 100 * time.Millisecond})
-	for pid := range int64(many) {
-		if err := m.Commit(pid, 0, 0, 1, pid); err != nil {
-			t.Fatal(err)
-		}
-	}
-	m.Expire(time.UnixMilli(0))
-	if err := m.Commit(2_000_000, 0, 0, 1, many); err != nil {
-		t.Fatal(err)
-	}
-
-	stop, served := make(chan struct{}), make(chan int)
-	go func() {
-		n := 0
-		for seq := int32(1); ; seq++ {
-			select {
-			case <-stop:
-				served <- n
-				return
-			default:
-			}
-			if res, err := m.Check(2_000_000, 0, seq, 1); err != nil || res.Verdict != Append {
-				t.Errorf("%+v, %v", res, err)
-			}
-			if err := m.Commit(2_000_000, 0, seq, 1, int64(many)+int64(seq)); err != nil {
-				t.Error(err)
-			}
-			n++
-		}
-	}()
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	goroutines := runtime.NumGoroutine()
-	n := m.Expire(time.UnixMilli(100))
-	if got := runtime.NumGoroutine(); got > goroutines {
-		t.Errorf("%d goroutines, and %d before", got, goroutines)
-	}
-	runtime.ReadMemStats(&after)
-	close(stop)
-	if <-served == 0 {
-		t.Error("nobody was served meanwhile")
-	}
-	if n != many || m.Len() != 1 {
-		t.Errorf("%d were forgotten and %d are left, want %d and 1", n, m.Len(), many)
-	}
-	// What it allocates is buckets of the index, each joined from two.
-	if got := after.TotalAlloc - before.TotalAlloc; got > 16*many {
-		t.Errorf("it allocated %d bytes for %d producers", got, many)
-	}
-	audit(t, m)
-}
-
 // TestExpireConcurrently is for the race detector: two tickers, a writer and a
 // reader.
 func TestExpireConcurrently(t *testing.T) {
@@ -648,25 +510,6 @@ func TestExpireConcurrently(t *testing.T) {
 	audit(t, m)
 	if s := m.Stats(); s.Expired != uint64(expired) || s.Expired+s.Evicted+uint64(m.Len()) != 5000 {
 		t.Errorf("%d were said to be forgotten; the counts are %+v, and %d are left of 5000", expired, s, m.Len())
-	}
-}
-
-// TestForgettingIsCounted tells the two ways to be forgotten apart.
-func TestForgettingIsCounted(t *testing.T) {
-	m := New(Config{Expiration: time.Second, MaxProducers: 2})
-	for pid := range int64(5) {
-		if err := m.Commit(pid, 0, 0, 1, pid); err != nil {
-			t.Fatal(err)
-		}
-	}
-	m.Expire(time.Unix(0, 0))
-	m.Expire(time.Unix(1, 0))
-	want := Stats{Accepted: 5, Evicted: 3, Expired: 2}
-	if diff := cmp.Diff(want, m.Stats()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	if got := m.MaxProducerID(); got != 4 {
-		t.Errorf("MaxProducerID is %d after all are forgotten, want 4", got)
 	}
 }
 
@@ -875,86 +718,6 @@ func startWriter(m *ProducerStateManager) writer {
 func (w writer) stop() time.Duration {
 	close(w.quit)
 	return <-w.most
-}
-
-// TestReleasedInTheirOrder: a producer that was passed over, for what it had in
-// flight, counts as active when its reservation ends. Several stand in the order in
-// which theirs ended, and in that of their reservations if all end at once.
-//
-//	producer  1  2      active in this order, passed over in this order
-//	idle      3  2  1   if the reservation of 2 ends before that of 1
-func TestReleasedInTheirOrder(t *testing.T) {
-	type settler struct {
-		settle func(m *ProducerStateManager, first, second *Reservation) error
-		want   []int64
-	}
-	for name, tt := range map[string]settler{
-		"the older one first": {func(_ *ProducerStateManager, first, second *Reservation) error {
-			return errors.Join(first.Abort(), second.Abort())
-		}, []int64{3, 1, 2}},
-		"the newer one first": {func(_ *ProducerStateManager, first, second *Reservation) error {
-			return errors.Join(second.Abort(), first.Abort())
-		}, []int64{3, 2, 1}},
-		"the older one, then all": {func(m *ProducerStateManager, first, _ *Reservation) error {
-			err := first.Abort()
-			m.AbandonReservations()
-			return err
-		}, []int64{3, 1, 2}},
-		"the newer one, then all": {func(m *ProducerStateManager, _, second *Reservation) error {
-			err := second.Abort()
-			m.AbandonReservations()
-			return err
-		}, []int64{3, 2, 1}},
-		"all at once": {func(m *ProducerStateManager, _, _ *Reservation) error {
-			m.AbandonReservations()
-			return nil
-		}, []int64{3, 1, 2}},
-		"cut off": {func(m *ProducerStateManager, _, _ *Reservation) error {
-			m.Truncate(m.EndOffset())
-			return nil
-		}, []int64{3, 1, 2}},
-	} {
-		for _, times := range []int{1, 2} {
-			m := New(Config{MaxProducers: 2})
-			commit := func(pid int64) {
-				t.Helper()
-				if err := m.Commit(pid, 0, 0, 1, m.EndOffset()); err != nil {
-					t.Fatal(err)
-				}
-			}
-			reserve := func(pid int64) *Reservation {
-				t.Helper()
-				r, _, err := m.Reserve(Batch{ProducerID: pid, BaseSequence: 1, Count: 1})
-				if err != nil {
-					t.Fatal(err)
-				}
-				return r
-			}
-			commit(1)
-			if times == 2 {
-				m.Expire(time.Unix(1000, 0))
-			}
-			commit(2)
-			m.Expire(time.Unix(2000, 0))
-			first, second := reserve(1), reserve(2)
-			commit(3) // one too many: it passes over both
-			if err := tt.settle(m, first, second); err != nil {
-				t.Fatalf("%s: %v", name, err)
-			}
-			audit(t, m)
-			rows, err := auditList(m, "idle", m.recency.idle)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var idle []int64
-			for _, row := range rows {
-				idle = append(idle, m.table.at(row).id)
-			}
-			if diff := cmp.Diff(tt.want, idle); diff != "" {
-				t.Errorf("%s, active at %d times (-want +got):\n%s", name, times, diff)
-			}
-		}
-	}
 }
 
 // TestFault_F6_OneClockReadingFarAhead: one reading that is ten years ahead must not

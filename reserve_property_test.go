@@ -17,7 +17,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// This file is pipelined appends against the model of reserve_model_test.go,
+// This file is pipelined appends against the model of model_inflight_test.go,
 // over random operations, together with the log that they are about. Batches
 // are handed to the log in the order in which they are reserved; they settle in
 // any order, or fail, or nobody ever hears of them again. After every operation
@@ -454,13 +454,13 @@ func (p *pipeline) late() {
 // any more: those up to some place got into the log, and none behind it did.
 // What was committed did in any case, and so what lies before it.
 func (p *pipeline) settleUnheard() {
-	restoredLogEnd := p.c.pick(len(p.open) + 1)
+	landed := p.c.pick(len(p.open) + 1)
 	for i, h := range p.open {
 		if h.committed {
-			restoredLogEnd = max(restoredLogEnd, i)
+			landed = max(landed, i)
 		}
 	}
-	for _, h := range p.open[:restoredLogEnd] {
+	for _, h := range p.open[:landed] {
 		if !h.committed {
 			p.note("  %s got there unheard", words(h.batch))
 			p.append(h.batch, h.base)
@@ -766,4 +766,39 @@ func TestPipelineReachesEverything(t *testing.T) {
 		}
 	}
 	t.Log(met)
+}
+
+// FuzzReservations lets the fuzzer choose the operations on a manager with
+// reservations and on its log (the first byte is the policy). The invariants
+// are those at the top of reserve_property_test.go.
+func FuzzReservations(f *testing.F) {
+	names := map[string]byte{}
+	for i, a := range pipelineActions {
+		names[a.name] = byte(i)
+	}
+	next, retry, commit := names["next"], names["retry"], names["commit"]
+	f.Add([]byte{0})
+	// Three in flight, a retry of each, settled from the last to the first.
+	f.Add([]byte{0, next, 0, 0, next, 0, 1, next, 0, 2, retry, 0, 0, retry, 0, 1, retry, 0, 2, commit, 2, commit, 1, commit, 0})
+	// The second fails behind the first and before the third.
+	f.Add([]byte{1, next, 0, 0, 0, next, 0, 0, next, 0, 0, names["abort"], 1, 1, commit, 0, names["a call too many"], 0, 0, names["a call too many"], 0, 1})
+	// The last is in the log, the first fails.
+	f.Add([]byte{0, next, 0, 0, next, 0, 0, commit, 1, names["abort"], 0, 0})
+	// Abandoned with the first in the log, and read again.
+	f.Add([]byte{0, next, 0, 0, next, 1, 0, names["abandon"], 1, names["snapshot"], next, 0, 0, names["restore"], 0, 1})
+	// Everything in turn, with bytes that differ.
+	var all []byte
+	for i := range 64 * byte(3) {
+		all = append(all, i*37)
+	}
+	f.Add(all)
+	f.Fuzz(func(t *testing.T, choices []byte) {
+		c := &fromBytes{rest: choices}
+		p := newPipeline(t, c, pipelineConfigs[c.pick(len(pipelineConfigs))].cfg)
+		for len(c.rest) > 0 {
+			pipelineActions[c.pick(len(pipelineActions))].do(p)
+			p.verify()
+		}
+		p.finish()
+	})
 }

@@ -1184,105 +1184,6 @@ func FuzzRestore(f *testing.F) {
 	})
 }
 
-// TestCase_SNAP_WINDOW: all five batches are recognised after a restart. (Kafka's own
-// format loses four of them, whose retries are then out of order.)
-func TestCase_SNAP_WINDOW(t *testing.T) {
-	play(t, `
-		mode=accept
-		batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
-		batch pid=31 epoch=0 seq=1 n=1 -> OK base=1
-		batch pid=31 epoch=0 seq=2 n=1 -> OK base=2
-		batch pid=31 epoch=0 seq=3 n=1 -> OK base=3
-		batch pid=31 epoch=0 seq=4 n=1 -> OK base=4
-		snapshot S -> 5
-		restart S
-		batch pid=31 epoch=0 seq=0 n=1 -> DUP base=0
-		batch pid=31 epoch=0 seq=3 n=1 -> DUP base=3
-		batch pid=31 epoch=0 seq=4 n=1 -> DUP base=4
-		batch pid=31 epoch=0 seq=5 n=1 -> OK base=5
-	`)
-}
-
-// TestCase_SHUTDOWN_RACE: batches are committed after the last snapshot of a clean
-// shutdown. The next start must replay them.
-func TestCase_SHUTDOWN_RACE(t *testing.T) {
-	play(t, `
-		mode=accept
-		batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
-		snapshot S -> 1
-		batch pid=31 epoch=0 seq=1 n=1 -> OK base=1
-		restart S
-		batch pid=31 epoch=0 seq=1 n=1 -> DUP base=1
-		batch pid=31 epoch=0 seq=2 n=1 -> OK base=2
-	`)
-}
-
-// TestCase_RETAIN_ALL_GONE_Snapshot: every record of a producer has been deleted, and
-// the snapshot still remembers the producer. (Kafka deletes snapshots below the log's
-// start.)
-func TestCase_RETAIN_ALL_GONE_Snapshot(t *testing.T) {
-	play(t, `
-		mode=accept
-		batch pid=31 epoch=0 seq=0 n=3 -> OK base=0
-		batch pid=31 epoch=0 seq=3 n=1 -> OK base=3
-		advance-start to=4
-		snapshot S -> 4
-		restart S
-		batch pid=31 epoch=0 seq=3 n=1 -> DUP base=3
-		batch pid=31 epoch=0 seq=4 n=1 -> OK base=4
-	`)
-}
-
-// TestCase_MARKER_ONLY_Snapshot: a producer without a batch is restored without one,
-// and with its epoch. (KAFKA-7298)
-func TestCase_MARKER_ONLY_Snapshot(t *testing.T) {
-	play(t, `
-		mode=accept
-		replay-marker pid=31 epoch=2 coord=1 abort base=0
-		snapshot S -> 1
-		restart S
-		window pid=31 -> epoch=2
-		txn pid=31 -> none coord=1
-		batch pid=31 epoch=1 seq=0 n=1 -> STALE_EPOCH
-		batch pid=31 epoch=2 seq=4 n=1 -> OUT_OF_ORDER expected=0 current=2
-		batch pid=31 epoch=2 seq=0 n=1 -> OK base=1
-	`)
-}
-
-// TestCase_PID_COLLISION_Snapshot: a snapshot holds the highest producer id, also
-// after its producer was forgotten.
-func TestCase_PID_COLLISION_Snapshot(t *testing.T) {
-	play(t, `
-		ttl=100
-		batch pid=900 epoch=0 seq=0 n=2 t=0 -> OK base=0
-		batch pid=1 epoch=0 seq=0 n=2 t=99 -> OK base=2
-		expire now=100 -> 1
-		snapshot S -> 4
-		restart S
-		producers -> 1
-		highest-pid -> 900
-		expire now=199 -> 1
-		snapshot T -> 4
-		restart T
-		producers -> 0
-		highest-pid -> 900
-	`)
-}
-
-// TestCase_NO_PID_Snapshot: batches without a producer id move the end offset of a
-// snapshot. Otherwise a restart would replay them all.
-func TestCase_NO_PID_Snapshot(t *testing.T) {
-	play(t, `
-		batch pid=-1 epoch=-1 seq=-1 n=3 -> OK base=0
-		batch pid=-1 epoch=-1 seq=-1 n=3 -> OK base=3
-		snapshot S -> 6
-		restart S
-		producers -> 0
-		end -> 6
-		batch pid=31 epoch=0 seq=0 n=1 -> OK base=6
-	`)
-}
-
 // TestSnapshotInFlight: a snapshot holds what is committed while a batch is in
 // flight, and ends where that batch may be. The replay from there finds it, and skips
 // the others.
@@ -1303,4 +1204,27 @@ func TestSnapshotInFlight(t *testing.T) {
 		window pid=33 -> epoch=0 0..0@5
 		batch pid=33 epoch=0 seq=1 n=1 -> OK base=6
 	`)
+}
+
+// A snapshot with end offset 0 holds what was committed behind a batch in flight,
+// and a replay of the whole log on top of it gives what the log gives.
+func TestSnapshotFromStartOfLogHoldsWhatFollows(t *testing.T) {
+	m := New(Config{})
+	if _, _, err := m.Reserve(Batch{ProducerID: 1, Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.ReplayMarker(Marker{ProducerID: 2, Epoch: 3}, 5); err != nil {
+		t.Fatal(err)
+	}
+	n := restored(t, Config{}, encoded(t, m))
+	if end := n.EndOffset(); end != 0 {
+		t.Fatalf("end offset %d, want 0: a batch is in flight that may lie there", end)
+	}
+	rebuilt := New(Config{})
+	for _, m := range []*ProducerStateManager{n, rebuilt} {
+		settled(t, m.Replay(Batch{ProducerID: 1, Count: 1}, 2), m.ReplayMarker(Marker{ProducerID: 2, Epoch: 3}, 5))
+	}
+	if diff := cmp.Diff(stateOf(rebuilt), stateOf(n)); diff != "" {
+		t.Errorf("(-rebuilt +restored and replayed)\n%s", diff)
+	}
 }

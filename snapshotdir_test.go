@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
@@ -686,120 +685,6 @@ func TestStaleSnapshot(t *testing.T) {
 	}
 }
 
-// TestCase_SNAP_CORRUPT: the newest snapshot is damaged or cut off: the older one is
-// loaded and the log replayed from there. If that is damaged too, the log is replayed
-// from its start. Nothing of a damaged one remains.
-func TestCase_SNAP_CORRUPT(t *testing.T) {
-	path := t.TempDir()
-	dir, err := OpenSnapshotDir(path, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dir.Close()
-	p := newPartition(Config{UnknownProducer: AcceptAny})
-	produce := func(seq, n int32, want Result) {
-		t.Helper()
-		got, err := p.produce(Batch{ProducerID: 31, BaseSequence: seq, Count: n})
-		if err != nil || got != want {
-			t.Fatalf("seq=%d n=%d: %v, %v, want %v", seq, n, got, err, want)
-		}
-	}
-	save := func() {
-		t.Helper()
-		if err := dir.Save(p.m.Snapshot()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	restart := func(from int64) {
-		t.Helper()
-		p.m = New(p.cfg)
-		res, err := dir.Load(p.m, 0, p.end)
-		if err != nil || res.EndOffset != from {
-			t.Fatalf("loaded %+v, %v, want %d", res, err, from)
-		}
-		audit(t, p.m)
-		for _, l := range p.log {
-			if l.end() > from {
-				if err := apply(p.m, l); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-		if got, want := stateOf(p.m), 1; len(got.Producers) != want || got.EndOffset != p.end {
-			t.Fatalf("%+v", got)
-		}
-	}
-	produce(0, 3, Result{Append, 0})
-	save()
-	produce(3, 3, Result{Append, 3})
-	save()
-	restart(6)
-	s, u := dir.file(snapshotName(3)), dir.file(snapshotName(6))
-	good, err := os.ReadFile(u)
-	if err != nil {
-		t.Fatal(err)
-	}
-	damage := func(name string, b []byte, from int64) {
-		t.Helper()
-		if err := os.WriteFile(name, b, 0o644); err != nil {
-			t.Fatal(err)
-		}
-		restart(from)
-	}
-	for n := range good {
-		damage(u, good[:n], 3)
-		bad := bytes.Clone(good)
-		bad[n] ^= 0xff
-		damage(u, bad, 3)
-	}
-	damage(u, append(bytes.Clone(good), 0), 3)
-	bad := bytes.Clone(good)
-	copy(bad[76:], "\x00\x00\x00\x80")
-	damage(u, withChecksum(bad), 3)
-	damage(s, good[:9], 0)
-	produce(3, 3, Result{Duplicate, 3})
-	produce(6, 1, Result{Append, 6})
-}
-
-// TestCase_SNAP_DELETE_RACE: a snapshot past a truncation is removed, and another one
-// gets its name. The new one stays, since removal is never deferred. (KAFKA-12964)
-func TestCase_SNAP_DELETE_RACE(t *testing.T) {
-	dir := openDisk(t, newDisk(), 3)
-	p := newPartition(Config{})
-	produce := func(seq int32, want Result) {
-		t.Helper()
-		got, err := p.produce(Batch{ProducerID: 31, BaseSequence: seq, Count: 1})
-		if err != nil || got != want {
-			t.Fatalf("seq=%d: %v, %v, want %v", seq, got, err, want)
-		}
-	}
-	produce(0, Result{Append, 0})
-	produce(1, Result{Append, 1})
-	early := p.m.Snapshot()
-	if err := dir.Save(early); err != nil {
-		t.Fatal(err)
-	}
-	p.truncate(t, 1)
-	if err := dir.DropAfter(1); err != nil {
-		t.Fatal(err)
-	}
-	produce(1, Result{Append, 1})
-	if err := dir.Save(p.m.Snapshot()); err != nil {
-		t.Fatal(err)
-	}
-	if err := dir.Save(early); !errors.Is(err, ErrStaleSnapshot) {
-		t.Errorf("the one from before the cut: %v", err)
-	}
-	if end := loaded(t, dir, p.end); end != 2 {
-		t.Errorf("loaded %d", end)
-	}
-	p.m = New(p.cfg)
-	if _, err := dir.Load(p.m, 0, p.end); err != nil {
-		t.Fatal(err)
-	}
-	produce(1, Result{Duplicate, 1})
-}
-
 // slowDisk is a disk whose syncs last until the test ends them.
 type slowDisk struct {
 	*disk
@@ -821,40 +706,6 @@ func (f slowFile) Sync() error {
 	close(f.on.syncing)
 	<-f.on.goOn
 	return f.syncWriteCloser.Sync()
-}
-
-// TestCase_LOCK_IO: while a disk is slow to save a snapshot, batches are checked and
-// committed, producers expire and the log is truncated. What is saved is the state
-// when the snapshot was taken. (KAFKA-9393, KAFKA-15046)
-func TestCase_LOCK_IO(t *testing.T) {
-	slow := &slowDisk{newDisk(), make(chan struct{}), make(chan struct{})}
-	dir, err := openSnapshotDir(slow, "snapshots", 2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dir.Close()
-	m := logOf(t, 5)
-	s, saved := m.Snapshot(), make(chan error)
-	go func() { saved <- dir.Save(s) }()
-	<-slow.syncing
-	for seq := range int32(1000) {
-		if res, err := m.Check(78, 0, seq, 1); err != nil || res.Verdict != Append {
-			t.Fatal(res, err)
-		}
-		if err := m.Commit(78, 0, seq, 1, m.EndOffset()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	m.Expire(time.Unix(1000, 0))
-	m.Snapshot()
-	m.Truncate(900)
-	close(slow.goOn)
-	if err := <-saved; err != nil {
-		t.Fatal(err)
-	}
-	if end := loaded(t, dir, m.EndOffset()); end != 5 {
-		t.Errorf("loaded %d, want 5", end)
-	}
 }
 
 // TestSnapshotOfShorterLog: a snapshot taken with a batch in flight is only good for
@@ -913,5 +764,28 @@ func TestSnapshotOfShorterLog(t *testing.T) {
 		if res, err := n.CheckBatch(newest); err != nil || res != (Result{Duplicate, tt.logEnd - 1}) {
 			t.Errorf("a retry of the newest batch of a log that ends at %d: %+v, %v", tt.logEnd, res, err)
 		}
+	}
+}
+
+// Other files in the directory are left alone, also such as end like those of a
+// Save that was cut off.
+func TestLoadLeavesOtherFilesAlone(t *testing.T) {
+	path := t.TempDir()
+	others := filepath.Join(path, "backup"+temporarySuffix)
+	own := filepath.Join(path, "00000000000000000100"+temporarySuffix)
+	settled(t, os.WriteFile(others, nil, 0o644), os.WriteFile(own, nil, 0o644))
+	dir, err := OpenSnapshotDir(path, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	if _, err := dir.Load(New(Config{}), 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(others); err != nil {
+		t.Errorf("a file that no Save has made: %v", err)
+	}
+	if _, err := os.Stat(own); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a file that a Save has left: %v, want it removed", err)
 	}
 }

@@ -176,3 +176,151 @@ func TestTailOfTransactions(t *testing.T) {
 		}
 	}
 }
+
+// TestReserve_8_SnapshotEnd: a snapshot holds committed batches only, and it ends
+// so low that a replay from there meets every batch that was in flight. No batch
+// lies below the end offset of the moment in which it was reserved.
+func TestReserve_8_SnapshotEnd(t *testing.T) {
+	t.Run("the oldest in flight", func(t *testing.T) {
+		play(t, `
+			batch pid=31 epoch=0 seq=0 n=2 -> OK base=0
+			snapshot-end -> 2
+			reserve pid=31 epoch=0 seq=2 n=1 -> OK #A
+			commit pid=32 epoch=0 seq=0 n=1 base=3 -> OK
+			reserve pid=31 epoch=0 seq=3 n=1 -> OK #B
+			reserve pid=33 epoch=0 seq=0 n=1 -> OK #C
+			snapshot-end -> 2
+			commit #A base=2 -> OK
+			snapshot-end -> 4
+			commit #C base=5 -> OK
+			snapshot-end -> 4
+			commit #B base=4 -> OK
+			snapshot-end -> 6
+		`)
+	})
+	t.Run("committed behind one that is not", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #B
+			commit #B base=1 -> OK
+			end -> 2
+			snapshot-end -> 0
+			append-failed #A -> GAP
+			snapshot-end -> 1
+		`)
+	})
+	t.Run("an abort is known not to be in the log", func(t *testing.T) {
+		play(t, `
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			commit pid=32 epoch=0 seq=0 n=1 base=1 -> OK
+			append-failed #A -> OK
+			snapshot-end -> 2
+		`)
+	})
+	t.Run("abandoned, until the log has been read again", func(t *testing.T) {
+		play(t, `
+			batch pid=32 epoch=0 seq=0 n=1 -> OK base=0
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			commit pid=32 epoch=0 seq=1 n=1 base=2 -> OK
+			abandon
+			snapshot-end -> 1
+			batch pid=32 epoch=0 seq=2 n=1 -> OK base=3
+			snapshot-end -> 1
+			replay pid=32 epoch=0 seq=1 n=1 base=2
+			snapshot-end -> 1
+			replay pid=31 epoch=0 seq=0 n=1 base=1
+			snapshot-end -> 2
+			replay pid=32 epoch=0 seq=1 n=1 base=2
+			snapshot-end -> 3
+			replay pid=32 epoch=0 seq=2 n=1 base=3
+			snapshot-end -> 4
+		`)
+	})
+	t.Run("abandoned, and read again from a log with gaps", func(t *testing.T) {
+		play(t, `
+			batch pid=32 epoch=0 seq=0 n=1 -> OK base=0
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			commit pid=32 epoch=0 seq=1 n=1 base=7 -> OK
+			abandon
+			replay pid=32 epoch=0 seq=1 n=1 base=7
+			snapshot-end -> 1
+			replay pid=32 epoch=0 seq=0 n=1 base=0
+			snapshot-end -> 1
+			replay pid=31 epoch=0 seq=0 n=1 base=4
+			snapshot-end -> 5
+			replay pid=32 epoch=0 seq=1 n=1 base=7
+			snapshot-end -> 8
+		`)
+	})
+	t.Run("abandoned, and cut off", func(t *testing.T) {
+		play(t, `
+			batch pid=32 epoch=0 seq=0 n=1 -> OK base=0
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			commit pid=32 epoch=0 seq=1 n=1 base=2 -> OK
+			abandon
+			truncate to=1 -> exact
+			snapshot-end -> 1
+			batch pid=32 epoch=0 seq=1 n=1 -> OK base=1
+			snapshot-end -> 2
+		`)
+	})
+	t.Run("abandoned, and cut off too high", func(t *testing.T) {
+		play(t, `
+			batch pid=32 epoch=0 seq=0 n=1 -> OK base=0
+			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
+			commit pid=32 epoch=0 seq=1 n=1 base=2 -> OK
+			batch pid=32 epoch=0 seq=2 n=1 -> OK base=3
+			truncate to=3 -> inexact
+		`)
+	})
+	t.Run("a replay that ends a reservation has read what it doubts", func(t *testing.T) {
+		play(t, `
+			batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
+			reserve pid=31 epoch=0 seq=1 n=1 -> OK #A
+			replay pid=31 epoch=0 seq=1 n=1 base=1
+			snapshot-end -> 2
+			reserve pid=31 epoch=0 seq=2 n=1 -> OK #B
+			replay-marker pid=31 epoch=0 coord=1 abort base=2
+			snapshot-end -> 3
+			reserve pid=31 epoch=0 seq=2 n=1 -> OK #C
+			replay pid=31 epoch=0 seq=2 n=1 base=4
+			snapshot-end -> 3
+		`)
+	})
+	t.Run("without a producer id", func(t *testing.T) {
+		play(t, `
+			reserve pid=-1 epoch=-1 seq=-1 n=3 -> OK #A
+			commit pid=31 epoch=0 seq=0 n=1 base=3 -> OK
+			snapshot-end -> 0
+			commit #A base=0 -> OK
+			snapshot-end -> 4
+		`)
+	})
+}
+
+// A replay from the end offset of a snapshot on settles what was in doubt after
+// AbandonReservations, whatever stands there first: here a control record that
+// is no producer's, as a new leader writes it. Otherwise every later snapshot
+// would end at that offset.
+func TestReplayFromControlRecordSettlesDoubt(t *testing.T) {
+	m := New(Config{})
+	m.Advance(55)
+	if _, _, err := m.Reserve(Batch{ProducerID: 1, Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Commit(2, 0, 0, 1, 56); err != nil {
+		t.Fatal(err)
+	}
+	m.AbandonReservations()
+	if end := m.Snapshot().EndOffset(); end != 55 {
+		t.Fatalf("a batch may lie at 55, but a snapshot ends at %d", end)
+	}
+	log := controlBatch(55, NoProducerID, -1, []byte{0, 0, 0, 2}, []byte{7}).encode()
+	log = append(log, dataBatch(56, 2, 0, 0, 1).encode()...)
+	if _, err := m.ReplayLog(bytes.NewReader(log)); err != nil {
+		t.Fatal(err)
+	}
+	if end := m.Snapshot().EndOffset(); end != 57 {
+		t.Errorf("the log is replayed to 57, but a snapshot ends at %d", end)
+	}
+}

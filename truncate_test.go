@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -520,4 +521,46 @@ func TestTruncate_BelowRestoredLogEnd(t *testing.T) {
 	n.AbandonReservations()
 	settled(t, n.Commit(33, 0, 0, 1, 3))
 	audit(t, n)
+}
+
+// A snapshot that was taken with something in flight ends before what it holds.
+// What lies past its end and cannot be taken back makes a Truncate to there
+// inexact, after a restore as before.
+func TestSnapshotPastWhichTruncateIsInexact(t *testing.T) {
+	steps := []struct {
+		name string
+		do   func(m *ProducerStateManager)
+	}{
+		{"a marker", func(m *ProducerStateManager) {
+			m.ReplayMarker(Marker{ProducerID: 2, Epoch: 1}, 60)
+		}},
+		{"a batch without sequences", func(m *ProducerStateManager) {
+			m.Replay(Batch{ProducerID: 2, Epoch: 1, BaseSequence: -1, Count: 1}, 60)
+		}},
+		{"a producer forgotten", func(m *ProducerStateManager) {
+			m.Advance(60)
+			m.Expire(time.Unix(1, 0))
+			m.Expire(time.Unix(1, 0).Add(DefaultExpiration))
+		}},
+	}
+	for _, step := range steps {
+		t.Run(step.name, func(t *testing.T) {
+			m := New(Config{})
+			if err := m.Commit(2, 0, 0, 1, 40); err != nil {
+				t.Fatal(err)
+			}
+			m.Advance(50)
+			if _, _, err := m.Reserve(Batch{ProducerID: 1, Count: 1}); err != nil {
+				t.Fatal(err)
+			}
+			step.do(m)
+			n := restored(t, Config{}, encoded(t, m))
+			if end := n.EndOffset(); end != 50 {
+				t.Fatalf("end offset %d, want 50", end)
+			}
+			if got, want := n.Truncate(50), m.Truncate(50); got || want {
+				t.Errorf("Truncate to 50 is exact: %t after a restore, %t without", got, want)
+			}
+		})
+	}
 }

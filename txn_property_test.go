@@ -15,7 +15,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// This file is transactions against the model of txn_model_test.go, over random
+// This file is transactions against the model of model_txn_test.go, over random
 // operations on a partition: its manager, its log, and what becomes of both. After
 // every operation
 //

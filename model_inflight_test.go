@@ -8,7 +8,7 @@ import (
 )
 
 // This file is the model of pipelined appends: beside the model of what is
-// committed (model_test.go), a queue per producer of what is reserved. It does
+// committed (model_rules_test.go), a queue per producer of what is reserved. It does
 // everything by walking lists.
 
 // appending is a reservation as the tests hold it, with the fate of its append.

@@ -13,23 +13,13 @@ import (
 	"pgregory.net/rapid"
 )
 
-// This file is the manager against the model of model_test.go, over random
+// This file is the manager against the model of model_rules_test.go, over random
 // operations. What happens is chosen by a chooser, so that the same rig runs
 // under rapid, which shrinks what it finds, and under the fuzzer, which looks
 // for code it has not seen.
 //
 // A failure prints the operations as a transcript. Rapid prints the seed that
 // repeats it as well. A find becomes a transcript of its own.
-
-// chooser makes the random choices: pick returns one of 0..n-1.
-type chooser interface {
-	pick(n int) int
-}
-
-// drawn chooses by rapid.
-type drawn struct{ t *rapid.T }
-
-func (d drawn) pick(n int) int { return rapid.IntRange(0, n-1).Draw(d.t, "pick") }
 
 // rig is a manager and its model, side by side.
 type rig struct {
@@ -338,8 +328,6 @@ func (r *rig) malformed() Batch {
 	return b
 }
 
-var policies = []UnknownProducerPolicy{StartAtZero, AcceptAny, StartAtZeroOnNewLog}
-
 // TestManagerAgainstModel: whatever happens, and in whatever order, the manager
 // answers as the model does and is left in the state that the model is in.
 func TestManagerAgainstModel(t *testing.T) {
@@ -392,11 +380,6 @@ func (r *rig) written(pid int64) int64 {
 	return n
 }
 
-// seeded chooses by a generator of the standard library.
-type seeded struct{ *rand.Rand }
-
-func (s seeded) pick(n int) int { return s.IntN(n) }
-
 // TestRigReachesEverything: the random operations do come to every answer, to
 // windows of both kinds and to shared pages. Without this, a rig that always
 // did the same would prove nothing and be green.
@@ -427,60 +410,42 @@ func TestRigReachesEverything(t *testing.T) {
 	}
 }
 
-// TestEpochFencing: several instances of one producer, each with an epoch of
-// its own, send at random. No two epochs are ever interleaved in the log, an
-// instance never writes again once a newer one has, and a refused epoch leaves
-// everything as it was.
-func TestEpochFencing(t *testing.T) {
-	epochs := rapid.OneOf(rapid.Int16Range(0, 4), rapid.Int16Range(32760, 32767))
-	rapid.Check(t, func(t *rapid.T) {
-		p := newPartition(Config{})
-		next := map[int16]int32{}
-		current := int16(-1)
-		for range 60 {
-			b := Batch{ProducerID: 31, Epoch: epochs.Draw(t, "epoch"), Count: rapid.Int32Range(1, 3).Draw(t, "n")}
-			b.BaseSequence = next[b.Epoch]
-			if rapid.IntRange(0, 4).Draw(t, "stray") == 0 {
-				b.BaseSequence = rapid.Int32Range(0, 9).Draw(t, "seq")
-			}
-			before := stateOf(p.m)
-			res, err := p.produce(b)
-			audit(t, p.m)
-			switch {
-			case err == nil && res.Verdict == Append:
-				if b.Epoch < current {
-					t.Fatalf("epoch %d wrote after %d", b.Epoch, current)
-				}
-				current = b.Epoch
-				next[b.Epoch] = b.BaseSequence + b.Count
-				continue
-			case b.Epoch < current && !errors.Is(err, ErrFenced):
-				t.Fatalf("epoch %d after %d gets %+v, %v, want ErrFenced", b.Epoch, current, res, err)
-			case b.Epoch > current && err == nil:
-				t.Fatalf("epoch %d gets %+v, and %d is the newest that wrote", b.Epoch, res, current)
-			}
-			if diff := cmp.Diff(before, stateOf(p.m)); diff != "" {
-				t.Fatalf("epoch %d was refused and left its mark (-before +after):\n%s", b.Epoch, diff)
-			}
-		}
-		requireRisingEpochs(t, p.log)
-	})
-}
-
-// requireRisingEpochs reads the log as a consumer would.
-func requireRisingEpochs(t rapid.TB, log []logged) {
-	t.Helper()
-	for i := 1; i < len(log); i++ {
-		older, newer := log[i-1].batch, log[i].batch
-		if newer.Epoch < older.Epoch {
-			t.Fatalf("epoch %d is in the log after %d", newer.Epoch, older.Epoch)
-		}
-		want := int32(0)
-		if newer.Epoch == older.Epoch {
-			want = older.BaseSequence + older.Count
-		}
-		if newer.BaseSequence != want {
-			t.Fatalf("epoch %d has sequence %d in the log where %d is next", newer.Epoch, newer.BaseSequence, want)
-		}
+// FuzzManager lets the fuzzer choose the operations on a manager (the first
+// byte is the policy, and then each operation takes as many as it asks for).
+// The invariants, after every operation:
+//
+//  1. Nothing panics, whatever the batch, the offset and the order of calls.
+//  2. The manager gives the answer of the model, refusals included, and the
+//     sequence that a refusal names as expected is accepted.
+//  3. The manager is in the state of the model: producers, epochs, windows, end
+//     offset, highest producer id, counts. So a refusal, a duplicate and a Check
+//     have changed nothing.
+//  4. Every invariant that is written beside the state holds (audit).
+func FuzzManager(f *testing.F) {
+	names := map[string]byte{}
+	for i, a := range actions {
+		names[a.name] = byte(i)
 	}
+	next, retry, bent := names["next batch"], names["retry"], names["almost a retry"]
+	f.Add([]byte{0})
+	// Batches of one producer, then retries of each, then what was bent.
+	f.Add([]byte{0, next, 0, 0, 0, 7, next, 0, 0, 1, 7, next, 0, 0, 2, 7, retry, 0, 0, 3, retry, 0, 1, 3, bent, 0, 1, 0, 0, 3})
+	// A start about the wrap, and counts that end there.
+	f.Add([]byte{1, next, 0, 1, 0, 5, 8, 2, 7, next, 0, 9, 0, 7, retry, 0, 1, 7, next, 0, 9, 1, 7, retry, 0, 2, 7})
+	// Epochs up and down, with failed appends between.
+	f.Add([]byte{2, next, 0, 0, 0, 7, names["newer epoch"], 0, 0, 0, 0, 0, 1, 0, names["newer epoch"], 0, 0, 0, 0, 0, 1, 7, names["older epoch"], 0, 0, 0, 7})
+	// Everything in turn, with bytes that differ.
+	var all []byte
+	for i := range 64 * byte(3) {
+		all = append(all, i*37)
+	}
+	f.Add(all)
+	f.Fuzz(func(t *testing.T, choices []byte) {
+		c := &fromBytes{rest: choices}
+		r := newRig(t, c, Config{UnknownProducer: policies[c.pick(len(policies))]})
+		for len(c.rest) > 0 {
+			actions[c.pick(len(actions))].do(r)
+			r.verify()
+		}
+	})
 }
