@@ -1,4 +1,5 @@
-// Package durable changes files so that the change survives a power cut.
+// Package durable changes files so that the change survives a power cut, and keeps
+// other processes away from them.
 package durable
 
 import (

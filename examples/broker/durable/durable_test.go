@@ -1,6 +1,7 @@
 package durable
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -75,5 +76,27 @@ func TestFilesAreDurable(t *testing.T) {
 		if got := len(*synced); got != step.want {
 			t.Errorf("step %d: %d directories synced, want %d", i, got, step.want)
 		}
+	}
+}
+
+// A lock is there once, until its file is closed.
+func TestLock(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "lock")
+	first, err := Lock(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Lock(name); !errors.Is(err, ErrInUse) {
+		t.Errorf("the second lock: %v, want ErrInUse", err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again, err := Lock(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := again.Close(); err != nil {
+		t.Error(err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 
 	"github.com/idempotence-go/idempotence"
+	"github.com/idempotence-go/idempotence/examples/broker/durable"
 	"github.com/idempotence-go/idempotence/examples/broker/segment"
 )
 
@@ -20,7 +21,9 @@ func (p *partition) open() error {
 		return err
 	}
 	var err error
-	p.snapshots, err = awaitLock(func() (*idempotence.SnapshotDir, error) { return idempotence.OpenSnapshotDir(p.dir, 0) })
+	p.snapshots, err = durable.AwaitLock(idempotence.ErrSnapshotDirInUse, func() (*idempotence.SnapshotDir, error) {
+		return idempotence.OpenSnapshotDir(p.dir, 0)
+	})
 	if err == nil {
 		err = p.recover()
 	}

@@ -81,7 +81,7 @@ func (s *Server) openDir() (err error) {
 	if err := durable.MkdirAll(s.cfg.Dir); err != nil {
 		return err
 	}
-	s.lock, err = awaitLock(func() (*os.File, error) { return lockFile(filepath.Join(s.cfg.Dir, lockName)) })
+	s.lock, err = durable.Lock(filepath.Join(s.cfg.Dir, lockName))
 	if err != nil {
 		return fmt.Errorf("data directory %s: %w", s.cfg.Dir, err)
 	}

@@ -1,4 +1,4 @@
-package server
+package durable
 
 import (
 	"fmt"
@@ -7,8 +7,7 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// lockFile takes a lock that ends when the file is closed or the process ends.
-func lockFile(path string) (*os.File, error) {
+func lock(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
 		return nil, err
@@ -16,7 +15,7 @@ func lockFile(path string) (*os.File, error) {
 	const flags = windows.LOCKFILE_EXCLUSIVE_LOCK | windows.LOCKFILE_FAIL_IMMEDIATELY
 	if err := windows.LockFileEx(windows.Handle(f.Fd()), flags, 0, 1, 0, new(windows.Overlapped)); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("%w: %w", errInUse, err)
+		return nil, fmt.Errorf("%w: %w", ErrInUse, err)
 	}
 	return f, nil
 }
