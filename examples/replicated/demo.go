@@ -103,9 +103,8 @@ func thousands(n int) string {
 func demoRun(ctx context.Context, out io.Writer, mode statemachine.Deduplication) (o outcome, err error) {
 	counts := newTally()
 	c, err := startCluster(ctx, node.Config{
-		Topic:           statemachine.TopicConfig{Partitions: demoPartitions, Deduplication: mode},
-		ElectionTimeout: 300 * time.Millisecond,
-		Observe:         counts.observe,
+		Topic:   statemachine.TopicConfig{Partitions: demoPartitions, Deduplication: mode},
+		Observe: counts.observe,
 	})
 	if err != nil {
 		return o, err

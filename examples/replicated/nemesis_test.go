@@ -59,7 +59,6 @@ func newTrial(ctx context.Context, t *testing.T, mode statemachine.Deduplication
 	var err error
 	r.cluster, err = startCluster(ctx, node.Config{
 		Topic:             statemachine.TopicConfig{Partitions: nemesisPartitions, Deduplication: mode},
-		ElectionTimeout:   300 * time.Millisecond,
 		ExpireInterval:    200 * time.Millisecond,
 		SnapshotThreshold: 5000,
 		SnapshotInterval:  time.Second,
