@@ -7,7 +7,7 @@ require (
 	github.com/anishathalye/porcupine v1.3.1
 	github.com/hashicorp/go-hclog v1.6.3
 	github.com/hashicorp/raft v1.8.0
-	github.com/hashicorp/raft-wal v0.4.1
+	github.com/hashicorp/raft-wal v0.4.1 // v0.4.2 does not build with the go-metrics of raft v1.8.0
 	github.com/idempotence-go/idempotence v0.0.0
 	github.com/idempotence-go/idempotence/examples/broker v0.0.0
 	github.com/idempotence-go/idempotence/examples/history v0.0.0

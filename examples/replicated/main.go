@@ -12,7 +12,12 @@
 //
 // runs one node until interrupted. The peers are all nodes, each with the
 // address for the other nodes and the address for clients, and the node listens
-// on its own.
+// on its own. A node whose directory is lost does not come back under its id: it
+// would vote, and acknowledge, as if it had never done so. Only the nodes may
+// reach the address for the others, which has no protection of its own.
+//
+// Clients with a transactional id are refused: the state machine applies the
+// markers that end transactions, but there is no coordinator to write them.
 //
 // Package statemachine is where the library is used, in machine.go.
 package main
@@ -39,13 +44,14 @@ func main() {
 	flag.IntVar(&cfg.Topic.Partitions, "partitions", 3, "partitions of a topic created on first use")
 	flag.DurationVar(&cfg.Topic.Expiration, "expire-after", 0, "idle time after which a producer is forgotten; 0: 24 hours, negative: never")
 	flag.IntVar(&cfg.Topic.MaxProducers, "max-producers", 0, "most producers that a partition remembers; 0: no limit")
-	flag.DurationVar(&cfg.ElectionTimeout, "election-timeout", 0, "how long a leader may be silent; 0: 500ms")
+	flag.DurationVar(&cfg.ElectionTimeout, "election-timeout", 0, "how long a leader may be silent; 0: 300ms")
 	flag.Uint64Var(&cfg.SnapshotThreshold, "snapshot-threshold", 0, "entries of the raft log after which a snapshot is taken; 0: 50,000")
 	flag.DurationVar(&cfg.SnapshotInterval, "snapshot-interval", 0, "time between two looks whether there are so many; 0: 10s")
 	flag.Parse()
 	cfg.ID = int32(*id)
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	defer stop()
 	if err := run(ctx, cfg, *peers, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "replicated:", err)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/idempotence-go/idempotence"
 	"github.com/idempotence-go/idempotence/examples/replicated/statemachine"
@@ -36,7 +37,7 @@ type Config struct {
 	Clock          func() time.Time
 
 	// ElectionTimeout is how long a leader may be silent until another is
-	// elected; default 500 ms. A leader that reaches no majority for half of
+	// elected; default 300 ms. A leader that reaches no majority for half of
 	// that steps down.
 	ElectionTimeout time.Duration
 
@@ -50,6 +51,7 @@ type Config struct {
 	MaxConnections  int   // of clients; more are closed at once; default 1000
 	MaxRequestBytes int   // largest request; default 8 MiB
 	RequestMemory   int64 // for requests being read and served; default 64 MiB
+	FetchMemory     int64 // for answers to Fetch; default 64 MiB
 
 	// LogStore wraps the raft log, which tests do to make it slow or fail.
 	LogStore func(raft.LogStore) raft.LogStore
@@ -106,13 +108,14 @@ type Event struct {
 func (cfg Config) withDefaults() Config {
 	setDefault(&cfg.Topic.Partitions, 3)
 	setDefault(&cfg.ExpireInterval, time.Minute)
-	setDefault(&cfg.ElectionTimeout, 500*time.Millisecond)
+	setDefault(&cfg.ElectionTimeout, 300*time.Millisecond)
 	setDefault(&cfg.SnapshotThreshold, 50_000)
 	setDefault(&cfg.TrailingLogs, 10_000)
 	setDefault(&cfg.SnapshotInterval, 10*time.Second)
 	setDefault(&cfg.MaxConnections, 1000)
 	setDefault(&cfg.MaxRequestBytes, 8<<20)
 	setDefault(&cfg.RequestMemory, 64<<20)
+	setDefault(&cfg.FetchMemory, 64<<20)
 	if cfg.Clock == nil {
 		cfg.Clock = time.Now
 	}
@@ -142,13 +145,35 @@ func (cfg Config) check() error {
 	if cfg.RaftListener == nil || cfg.ClientListener == nil {
 		return errors.New("config: no listeners")
 	}
+	taken := make(map[any]bool)
 	for _, p := range cfg.Peers {
-		if _, _, err := net.SplitHostPort(p.Client); err != nil {
-			return fmt.Errorf("config: peer %d: %w", p.ID, err)
+		if p.ID < 1 {
+			return fmt.Errorf("config: peer %d: ids begin at 1", p.ID)
+		}
+		for _, address := range []string{p.Raft, p.Client} {
+			_, port, err := net.SplitHostPort(address)
+			if err == nil {
+				_, err = strconv.ParseUint(port, 10, 16)
+			}
+			if err != nil {
+				return fmt.Errorf("config: peer %d: %w", p.ID, err)
+			}
+		}
+		for _, of := range []any{p.ID, p.Raft, p.Client} {
+			if taken[of] {
+				return fmt.Errorf("config: peers: %v is there twice", of)
+			}
+			taken[of] = true
 		}
 	}
 	if int64(cfg.MaxRequestBytes) > cfg.RequestMemory {
 		return errors.New("config: request memory is less than one request may take")
+	}
+	if cfg.FetchMemory < fetchClaim(&kmsg.FetchRequest{MaxBytes: maxFetchBytes}) {
+		return errors.New("config: fetch memory is less than one answer may take")
+	}
+	if err := cfg.Topic.Check(); err != nil {
+		return fmt.Errorf("config: %w", err)
 	}
 	_, err := PeerOf(cfg.Peers, cfg.ID)
 	return err

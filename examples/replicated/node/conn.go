@@ -84,6 +84,7 @@ func (n *Node) closeConns() {
 type exchange struct {
 	header   wire.Header
 	size     int                           // of the request
+	claim    int64                         // of the memory for Fetch answers
 	overlaps bool                          // with the requests that follow
 	answer   func() (kmsg.Response, error) // waits for what has been begun
 	answered chan struct{}
@@ -136,6 +137,7 @@ func (n *Node) answerAll(nc net.Conn, pending <-chan *exchange) {
 			nc.Close()
 		}
 		n.requestMemory.Release(int64(x.size))
+		n.fetchMemory.Release(x.claim)
 		close(x.answered)
 	}
 }
@@ -193,16 +195,27 @@ func (n *Node) begin(x *exchange, frame []byte) error {
 	if err != nil {
 		return err
 	}
-	if req, ok := req.(*kmsg.ProduceRequest); ok {
+	switch req := req.(type) {
+	case *kmsg.ProduceRequest:
 		x.overlaps = true
 		x.answer = n.produce(req)
-		return nil
+	case *kmsg.FetchRequest:
+		x.answer = func() (kmsg.Response, error) {
+			n.awaitRecords(req)
+			claim := fetchClaim(req)
+			if err := n.fetchMemory.Acquire(n.closing, claim); err != nil {
+				return nil, err
+			}
+			x.claim = claim
+			return n.fetch(req), nil
+		}
+	default:
+		x.answer = func() (kmsg.Response, error) { return n.handle(req) }
 	}
-	x.answer = func() (kmsg.Response, error) { return n.handle(req) }
 	return nil
 }
 
-// handle serves a request other than Produce.
+// handle serves a request other than Produce and Fetch.
 func (n *Node) handle(req kmsg.Request) (kmsg.Response, error) {
 	switch req := req.(type) {
 	case *kmsg.ApiVersionsRequest:
@@ -213,8 +226,6 @@ func (n *Node) handle(req kmsg.Request) (kmsg.Response, error) {
 		return n.initProducerID(req), nil
 	case *kmsg.ListOffsetsRequest:
 		return n.listOffsets(req), nil
-	case *kmsg.FetchRequest:
-		return n.fetch(req), nil
 	}
 	return nil, fmt.Errorf("%w: key %d", wire.ErrUnsupportedKey, req.Key())
 }

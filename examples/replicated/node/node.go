@@ -29,6 +29,7 @@ import (
 	"github.com/hashicorp/raft-wal/metadb"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/idempotence-go/idempotence/examples/broker/durable"
 	"github.com/idempotence-go/idempotence/examples/replicated/statemachine"
 )
 
@@ -40,9 +41,6 @@ const (
 	// proposeTimeout is how long the node waits for a command of its own.
 	proposeTimeout = 10 * time.Second
 
-	// logCache is how many entries are kept in memory for followers.
-	logCache = 512
-
 	// barrierRetry is the time between two tries of a new leader to get ready.
 	barrierRetry = 20 * time.Millisecond
 )
@@ -51,6 +49,7 @@ const (
 type Node struct {
 	cfg         Config
 	machine     *statemachine.Machine
+	lock        *os.File // of the directory
 	raft        *raft.Raft
 	wal         *raftwal.WAL
 	walMeta     metadb.BoltMetaDB
@@ -59,6 +58,7 @@ type Node struct {
 	producerIDs producerIDs
 
 	requestMemory *semaphore.Weighted
+	fetchMemory   *semaphore.Weighted
 	closing       context.Context
 	close         context.CancelFunc
 
@@ -78,6 +78,7 @@ func Start(cfg Config) (_ *Node, err error) {
 		cfg:           cfg,
 		leadership:    make(chan bool, 1000), // raft waits when it is full
 		requestMemory: semaphore.NewWeighted(cfg.RequestMemory),
+		fetchMemory:   semaphore.NewWeighted(cfg.FetchMemory),
 		conns:         make(map[net.Conn]struct{}),
 	}
 	n.closing, n.close = context.WithCancel(context.Background())
@@ -94,24 +95,11 @@ func (n *Node) open() error {
 	if err := n.cfg.check(); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Join(n.cfg.Dir, "raft"), 0o755); err != nil {
-		return err
+	if err := n.openDir(); err != nil {
+		return fmt.Errorf("data directory %s: %w", n.cfg.Dir, err)
 	}
-	var err error
-	if n.machine, err = statemachine.New(filepath.Join(n.cfg.Dir, "partitions")); err != nil {
-		return err
-	}
-	logger := hclog.New(&hclog.LoggerOptions{Output: logWriter{n.cfg.Log}, Level: hclog.Info, DisableTime: true})
-	n.wal, err = raftwal.Open(filepath.Join(n.cfg.Dir, "raft"),
-		raftwal.WithLogger(logger), raftwal.WithMetaStore(&n.walMeta))
-	if err != nil {
-		return err
-	}
+	logger := n.raftLogger()
 	snapshots, err := raft.NewFileSnapshotStoreWithLogger(n.cfg.Dir, 2, logger)
-	if err != nil {
-		return err
-	}
-	cached, err := raft.NewLogCache(logCache, n.cfg.LogStore(n.wal))
 	if err != nil {
 		return err
 	}
@@ -119,20 +107,87 @@ func (n *Node) open() error {
 	if err != nil {
 		return err
 	}
-	cfg := n.raftConfig(logger)
 	transport := n.transport(logger)
-	if n.raft, err = raft.NewRaft(cfg, n.machine, cached, n.wal, snapshots, transport); err != nil {
+	if err := n.newRaft(snapshots, transport); err != nil {
 		return errors.Join(err, transport.Close())
 	}
 	if first := slices.MinFunc(n.cfg.Peers, byID); !existing && n.cfg.ID == first.ID {
 		return n.raft.BootstrapCluster(n.servers()).Error()
+	}
+	return n.checkMembers()
+}
+
+// nodeKey is where the stable store has the id of the node.
+var nodeKey = []byte("node")
+
+// openDir opens the raft log. Only then is it this node's directory, and no other
+// process's, so that the partitions may be made again.
+func (n *Node) openDir() (err error) {
+	if err := durable.MkdirAll(filepath.Join(n.cfg.Dir, "raft")); err != nil {
+		return err
+	}
+	if n.lock, err = durable.Lock(filepath.Join(n.cfg.Dir, "lock")); err != nil {
+		return err
+	}
+	n.wal, err = raftwal.Open(filepath.Join(n.cfg.Dir, "raft"),
+		raftwal.WithLogger(n.raftLogger()), raftwal.WithMetaStore(&n.walMeta))
+	if err != nil {
+		return err
+	}
+	// With the directory of another node this one would vote a second time in
+	// elections in which that one has voted.
+	id, err := n.wal.GetUint64(nodeKey)
+	if err == nil && id == 0 {
+		id = uint64(n.cfg.ID)
+		err = n.wal.SetUint64(nodeKey, id)
+	}
+	if err == nil && id != uint64(n.cfg.ID) {
+		err = fmt.Errorf("it is the directory of node %d", id)
+	}
+	if err == nil {
+		n.machine, err = statemachine.New(filepath.Join(n.cfg.Dir, "partitions"))
+	}
+	return err
+}
+
+// newRaft starts raft, which restores the newest snapshot that it can read. It
+// panics where the log lacks an entry that comes after that, which is no reason
+// to end without a word: the files are damaged.
+func (n *Node) newRaft(snapshots raft.SnapshotStore, transport raft.Transport) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("data directory %s: the raft log or a snapshot is damaged: %v", n.cfg.Dir, r)
+		}
+	}()
+	n.raft, err = raft.NewRaft(n.raftConfig(), n.machine, n.cfg.LogStore(n.wal), n.wal, snapshots, transport)
+	return err
+}
+
+// checkMembers returns an error unless the nodes of the cluster, as far as they
+// are known here, are those in Config.Peers.
+func (n *Node) checkMembers() error {
+	var members, peers []raft.ServerID
+	for _, s := range n.raft.GetConfiguration().Configuration().Servers {
+		members = append(members, s.ID)
+	}
+	for _, s := range n.servers().Servers {
+		peers = append(peers, s.ID)
+	}
+	slices.Sort(members)
+	slices.Sort(peers)
+	if len(members) > 0 && !slices.Equal(members, peers) {
+		return fmt.Errorf("the cluster has the nodes %v, and the peers are %v", members, peers)
 	}
 	return nil
 }
 
 func byID(a, b Peer) int { return int(a.ID - b.ID) }
 
-func (n *Node) raftConfig(logger hclog.Logger) *raft.Config {
+func (n *Node) raftLogger() hclog.Logger {
+	return hclog.New(&hclog.LoggerOptions{Output: logWriter{n.cfg.Log}, Level: hclog.Info, DisableTime: true})
+}
+
+func (n *Node) raftConfig() *raft.Config {
 	cfg := raft.DefaultConfig()
 	cfg.LocalID = serverID(n.cfg.ID)
 	cfg.HeartbeatTimeout = n.cfg.ElectionTimeout
@@ -144,7 +199,7 @@ func (n *Node) raftConfig(logger hclog.Logger) *raft.Config {
 	cfg.SnapshotThreshold = n.cfg.SnapshotThreshold
 	cfg.SnapshotInterval = n.cfg.SnapshotInterval
 	cfg.TrailingLogs = n.cfg.TrailingLogs
-	cfg.Logger = logger
+	cfg.Logger = n.raftLogger()
 	// LeaderCh would not do: it keeps the latest value, so that leadership which
 	// was lost and regained looks like nothing.
 	cfg.NotifyCh = n.leadership
@@ -336,6 +391,9 @@ func (n *Node) Close() error {
 	errs = append(errs, n.walMeta.Close()) // which the log does not do
 	if n.machine != nil {
 		errs = append(errs, n.machine.Close())
+	}
+	if n.lock != nil {
+		errs = append(errs, n.lock.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,29 +18,21 @@ import (
 
 	"github.com/idempotence-go/idempotence"
 	"github.com/idempotence-go/idempotence/examples/broker/segment/segmenttest"
+	"github.com/idempotence-go/idempotence/examples/broker/wire"
 	"github.com/idempotence-go/idempotence/examples/replicated/statemachine"
 )
 
 // A rig is a node that is alone and leads, with a topic of one partition, and a
 // client of it.
 type rig struct {
-	*testing.T
+	testing.TB
 	node *Node
 	kgo  *kgo.Client
 }
 
-func newRig(t *testing.T, change func(*Config)) *rig {
+func newRig(t testing.TB, change func(*Config)) *rig {
 	t.Helper()
-	cfg := Config{ID: 1, Dir: t.TempDir(), ElectionTimeout: 50 * time.Millisecond, Topic: statemachine.TopicConfig{Partitions: 1}}
-	listen := func() net.Listener {
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return ln
-	}
-	cfg.RaftListener, cfg.ClientListener = listen(), listen()
-	cfg.Peers = []Peer{{1, cfg.RaftListener.Addr().String(), cfg.ClientListener.Addr().String()}}
+	cfg := testConfig(t, t.TempDir())
 	if change != nil {
 		change(&cfg)
 	}
@@ -47,22 +40,14 @@ func newRig(t *testing.T, change func(*Config)) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := n.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	cl, err := kgo.NewClient(kgo.SeedBrokers(cfg.Peers[0].Client), kgo.RequestRetries(0))
+	r := &rig{TB: t, node: n}
+	t.Cleanup(r.stop)
+	r.kgo, err = kgo.NewClient(kgo.SeedBrokers(cfg.Peers[0].Client), kgo.RequestRetries(0))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(cl.Close)
-	for deadline := time.Now().Add(20 * time.Second); !n.Ready(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("a node that is alone does not lead")
-		}
-	}
-	r := &rig{t, n, cl}
+	t.Cleanup(r.kgo.Close)
+	awaitReady(t, n)
 	topic := kmsg.NewMetadataRequestTopic()
 	topic.Topic = kmsg.StringPtr("numbers")
 	req := kmsg.NewPtrMetadataRequest()
@@ -71,6 +56,40 @@ func newRig(t *testing.T, change func(*Config)) *rig {
 		t.Fatalf("metadata %+v", resp.Topics[0])
 	}
 	return r
+}
+
+// testConfig is that of a node that is alone, on ports of its own.
+func testConfig(t testing.TB, dir string) Config {
+	t.Helper()
+	cfg := Config{ID: 1, Dir: dir, ElectionTimeout: 50 * time.Millisecond, Topic: statemachine.TopicConfig{Partitions: 1}}
+	for _, ln := range []*net.Listener{&cfg.RaftListener, &cfg.ClientListener} {
+		var err error
+		if *ln, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cfg.Peers = []Peer{{1, cfg.RaftListener.Addr().String(), cfg.ClientListener.Addr().String()}}
+	return cfg
+}
+
+func awaitReady(t testing.TB, n *Node) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !n.Ready(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("a node that is alone does not lead")
+		}
+	}
+}
+
+// stop stops the node, if it runs.
+func (r *rig) stop() {
+	r.Helper()
+	if n := r.node; n != nil {
+		r.node = nil
+		if err := n.Close(); err != nil {
+			r.Error(err)
+		}
+	}
 }
 
 // request makes a request to the node.
@@ -258,6 +277,59 @@ func isReset(err error) bool {
 	return errors.As(err, &op) && !op.Timeout()
 }
 
+// FuzzRequests: what can be decoded can be answered. A Fetch does not wait here, and
+// topics are not created, or there would soon be too many.
+func FuzzRequests(f *testing.F) {
+	r := newRig(f, nil)
+	for key, versions := range apis {
+		for version := versions.Min; version <= versions.Max; version++ {
+			req := kmsg.RequestForKey(key)
+			switch req := req.(type) {
+			case *kmsg.ProduceRequest:
+				*req = *produceRequest("numbers", 0, segmenttest.Batch(7, 0, 0, "a"), -1)
+			case *kmsg.FetchRequest:
+				p := kmsg.NewFetchRequestTopicPartition()
+				p.PartitionMaxBytes = 1 << 20
+				req.MaxBytes, req.Topics = 1<<20, []kmsg.FetchRequestTopic{{Topic: "numbers", Partitions: []kmsg.FetchRequestTopicPartition{p}}}
+			case *kmsg.ListOffsetsRequest:
+				p := kmsg.NewListOffsetsRequestTopicPartition()
+				req.Topics = []kmsg.ListOffsetsRequestTopic{{Topic: "numbers", Partitions: []kmsg.ListOffsetsRequestTopicPartition{p}}}
+			case *kmsg.MetadataRequest:
+				req.Topics = []kmsg.MetadataRequestTopic{{Topic: kmsg.StringPtr("numbers")}}
+			}
+			f.Add(frame(req, version, 1)[4:])
+		}
+	}
+	f.Fuzz(func(t *testing.T, frame []byte) {
+		_, req, err := wire.Decode(frame, apis)
+		if err != nil {
+			return
+		}
+		x := &exchange{}
+		switch req := req.(type) {
+		case *kmsg.MetadataRequest:
+			for _, asked := range req.Topics {
+				if _, err := r.node.machine.Topic(*asked.Topic); err != nil {
+					return
+				}
+			}
+		case *kmsg.FetchRequest:
+			if req.MaxWaitMillis > 0 {
+				return
+			}
+		}
+		if err := r.node.begin(x, frame); err != nil {
+			t.Fatal(err)
+		}
+		resp, err := x.answer()
+		r.node.fetchMemory.Release(x.claim)
+		if err == nil && resp != nil {
+			resp.SetVersion(x.header.Version)
+			wire.AppendResponse(nil, x.header.CorrelationID, resp)
+		}
+	})
+}
+
 // TestNewerClient: a client that asks in a version to come is told which there
 // are, in version 0.
 func TestNewerClient(t *testing.T) {
@@ -301,15 +373,40 @@ func TestProducerIDs(t *testing.T) {
 			t.Errorf("%+v", resp)
 		}
 	}
-	transactional := kmsg.NewPtrInitProducerIDRequest()
-	transactional.TransactionalID = kmsg.StringPtr("t")
-	if resp := request(r, transactional).(*kmsg.InitProducerIDResponse); resp.ErrorCode != kerr.InvalidRequest.Code {
-		t.Errorf("with a transactional id: code %d", resp.ErrorCode)
+}
+
+// TestTransactionalIDs: a client with a transactional id is told at once that there
+// are no transactions here.
+func TestTransactionalIDs(t *testing.T) {
+	r := newRig(t, nil)
+	cl, err := kgo.NewClient(kgo.SeedBrokers(r.node.cfg.Peers[0].Client), kgo.TransactionalID("t"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	if err := cl.BeginTransaction(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	// It does not even find FindCoordinator among the requests that are served.
+	if err := cl.ProduceSync(ctx, &kgo.Record{Topic: "numbers"}).FirstErr(); err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), "broker") {
+		t.Errorf("produced with error %v", err)
+	}
+	id := kmsg.NewPtrInitProducerIDRequest()
+	id.TransactionalID = kmsg.StringPtr("t")
+	if resp := request(r, id).(*kmsg.InitProducerIDResponse); resp.ErrorCode != kerr.InvalidRequest.Code {
+		t.Errorf("InitProducerId: code %d", resp.ErrorCode)
+	}
+	req := produceRequest("numbers", 0, segmenttest.Batch(7, 0, 0, "a"), -1)
+	req.TransactionID = kmsg.StringPtr("t")
+	if p := request(r, req).(*kmsg.ProduceResponse).Topics[0].Partitions[0]; p.ErrorCode != kerr.InvalidTxnState.Code || !strings.Contains(*p.ErrorMessage, "no transactions") {
+		t.Errorf("Produce: code %d, %q", p.ErrorCode, *p.ErrorMessage)
 	}
 }
 
 func TestFetchAndListOffsets(t *testing.T) {
-	r := newRig(t, nil)
+	r := newRig(t, func(cfg *Config) { cfg.FetchMemory = 2 * (maxFetchBytes + statemachine.MaxBatchBytes) })
 	r.produce("numbers", 0, segmenttest.Batch(7, 0, 0, "a", "b"))
 	r.produce("numbers", 0, segmenttest.Batch(7, 0, 2, "c"))
 	fetch := func(topic string, offset int64, wait int32) kmsg.FetchResponseTopicPartition {
@@ -348,6 +445,19 @@ func TestFetchAndListOffsets(t *testing.T) {
 			t.Errorf("%s at %d: code %d, batch at %d, want code %d and %d", step.topic, step.offset, got.ErrorCode, base, code, step.base)
 		}
 	}
+
+	// Answers share the memory for them, and give it back.
+	var consumers sync.WaitGroup
+	for range 8 {
+		consumers.Go(func() {
+			for range 10 {
+				if got := fetch("numbers", 0, 10); len(got.RecordBatches) == 0 {
+					t.Errorf("no records: %+v", got)
+				}
+			}
+		})
+	}
+	consumers.Wait()
 
 	// A Fetch at the end waits for the next batch.
 	arrived := make(chan kmsg.FetchResponseTopicPartition)
@@ -408,7 +518,7 @@ func TestAcks(t *testing.T) {
 	}
 }
 
-func TestConfig(t *testing.T) {
+func TestParsePeers(t *testing.T) {
 	peers, err := ParsePeers("1=a:1/b:2,2=c:3/d:4")
 	if err != nil || len(peers) != 2 || peers[1] != (Peer{2, "c:3", "d:4"}) {
 		t.Errorf("%v, %v", peers, err)
@@ -416,14 +526,6 @@ func TestConfig(t *testing.T) {
 	for _, bad := range []string{"", "1", "1=a:1", "x=a:1/b:2", "1=a:1/b:2,"} {
 		if _, err := ParsePeers(bad); err == nil {
 			t.Errorf("%q was read", bad)
-		}
-	}
-	for what, cfg := range map[string]Config{
-		"no directory": {ID: 1, Peers: peers},
-		"no listeners": {ID: 1, Peers: peers, Dir: t.TempDir()},
-	} {
-		if _, err := Start(cfg); err == nil {
-			t.Errorf("%s: started", what)
 		}
 	}
 }

@@ -222,7 +222,7 @@ func validate(req *kmsg.ProduceRequest, p []byte) (idempotence.Batch, error) {
 		err = fmt.Errorf("%w: a producer sends no control batches", kerr.InvalidRecord)
 	case h.Attributes.LogAppendTime():
 		err = fmt.Errorf("%w: a producer sends create times", kerr.InvalidTimestamp)
-	case h.Attributes.Transactional():
+	case h.Attributes.Transactional() || req.TransactionID != nil:
 		err = fmt.Errorf("%w: this broker has no transactions", kerr.InvalidTxnState)
 	case codec > zstd || codec == zstd && req.Version < 7:
 		err = fmt.Errorf("%w: codec %d", kerr.UnsupportedCompressionType, codec)

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	maxFetchBytes = 8 << 20
+	maxFetchBytes = 2 << 20
 	maxFetchWait  = 30 * time.Second
 
 	// linearizeTimeout is how long a read may wait until this node has applied
@@ -46,12 +46,20 @@ func (n *Node) linearize() error {
 	return nil
 }
 
-// fetch answers with records once there are as many bytes of them as the
-// consumer wants, or with what there is when its patience ends. Any node may be
-// asked: all that it has is committed.
+// fetchBudget is how many bytes a Fetch is answered with, but for what the last
+// batch has over.
+func fetchBudget(req *kmsg.FetchRequest) int { return int(min(max(req.MaxBytes, 0), maxFetchBytes)) }
+
+// fetchClaim is the most memory that the answer to a Fetch takes: the records,
+// and a copy of them as they are sent.
+func fetchClaim(req *kmsg.FetchRequest) int64 {
+	return 2 * int64(fetchBudget(req)+statemachine.MaxBatchBytes)
+}
+
+// fetch answers with what there is. Any node may be asked: all that it has is
+// committed.
 func (n *Node) fetch(req *kmsg.FetchRequest) *kmsg.FetchResponse {
-	n.awaitRecords(req)
-	budget := int(min(req.MaxBytes, maxFetchBytes))
+	budget := fetchBudget(req)
 	resp := kmsg.NewPtrFetchResponse() // without a session id: sessions are optional
 	for _, t := range req.Topics {
 		topic := kmsg.NewFetchResponseTopic()
@@ -102,8 +110,9 @@ func (n *Node) fetchPartition(topic string, req kmsg.FetchRequestTopicPartition,
 	return resp
 }
 
-// awaitRecords returns when the request can be answered: there are enough
-// bytes, something is wrong with it, its time is up, or the node stops.
+// awaitRecords returns when a Fetch can be answered: there are as many bytes as the
+// consumer wants, something is wrong with the request, its time is up, or the
+// node stops.
 func (n *Node) awaitRecords(req *kmsg.FetchRequest) {
 	timeout := time.NewTimer(min(time.Duration(req.MaxWaitMillis)*time.Millisecond, maxFetchWait))
 	defer timeout.Stop()

@@ -112,17 +112,22 @@ func parseTopicConfig(p []byte) (TopicConfig, error) {
 		MaxProducers:    int(binary.BigEndian.Uint32(p[13:])),
 		Deduplication:   Deduplication(p[17]),
 	}
+	return c, c.Check()
+}
+
+// Check returns an error unless the fields are in their ranges.
+func (c TopicConfig) Check() error {
 	switch {
 	case c.Partitions < 1 || c.Partitions > MaxPartitions:
-		return c, fmt.Errorf("%w: %d partitions", ErrCommand, c.Partitions)
+		return fmt.Errorf("%w: %d partitions", ErrCommand, c.Partitions)
 	case c.UnknownProducer > idempotence.StartAtZeroOnNewLog:
-		return c, fmt.Errorf("%w: policy %d", ErrCommand, c.UnknownProducer)
-	case c.MaxProducers > math.MaxInt32:
-		return c, fmt.Errorf("%w: at most %d producers", ErrCommand, c.MaxProducers)
+		return fmt.Errorf("%w: policy %d", ErrCommand, c.UnknownProducer)
+	case c.MaxProducers < 0 || c.MaxProducers > math.MaxInt32:
+		return fmt.Errorf("%w: at most %d producers", ErrCommand, c.MaxProducers)
 	case c.Deduplication > Never:
-		return c, fmt.Errorf("%w: deduplication %d", ErrCommand, c.Deduplication)
+		return fmt.Errorf("%w: deduplication %d", ErrCommand, c.Deduplication)
 	}
-	return c, nil
+	return nil
 }
 
 // Batch returns the command to append a record batch, unless it is a duplicate
