@@ -2,6 +2,7 @@ package idempotence
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"time"
 )
@@ -134,17 +135,9 @@ func (q *queue) cut(i uint8) {
 	q.count = i
 }
 
-// roomFor reports whether batch i can lie at baseOffset: after the batches before it,
-// of which the first can lie at low, and with room for the batches behind it. Each
-// takes at least as many offsets as its count. It calculates in uint64, since what is
-// reserved may need more offsets than an int64 has.
-func (q *queue) roomFor(i uint8, baseOffset, low int64) bool {
-	end := uint64(q.lowestFor(i, low))
-	count := int64(q.at(i).span.count())
-	return roomAt(baseOffset, count) && uint64(baseOffset) >= end && q.roomBehind(i, uint64(baseOffset)+uint64(count))
-}
-
-// lowestFor returns the lowest base offset that batch i can have.
+// lowestFor returns the lowest base offset that batch i can have behind the batches
+// before it, of which the first can lie at low. Each takes as many offsets as its
+// count. It is the largest int64 if they need more offsets than there are.
 func (q *queue) lowestFor(i uint8, low int64) int64 {
 	end := uint64(low)
 	for j := range i {
@@ -154,17 +147,18 @@ func (q *queue) lowestFor(i uint8, low int64) int64 {
 		}
 		end += uint64(f.span.count())
 	}
-	return int64(end)
+	return int64(min(end, math.MaxInt64))
 }
 
-// roomBehind reports whether what is behind batch i can lie from end on.
-func (q *queue) roomBehind(i uint8, end uint64) bool {
+// roomBehind reports whether the batches behind batch i have room if it ends at end.
+func (q *queue) roomBehind(i uint8, end int64) bool {
+	low := uint64(end)
 	for j := i + 1; j < q.count; j++ {
 		f := q.at(j)
 		if f.committed {
-			return uint64(f.baseOffset) >= end
+			return uint64(f.baseOffset) >= low
 		}
-		end += uint64(f.span.count())
+		low += uint64(f.span.count())
 	}
 	return true
 }
@@ -325,6 +319,21 @@ func (s *inFlightSet) lowest(limit int64) int64 {
 		if q := &s.queues[n]; q.count > 0 {
 			limit = min(limit, q.at(0).floor)
 		}
+	}
+	return limit
+}
+
+// lowestTxn returns the lowest offset at which a transactional batch in flight, or an
+// abandoned one, can lie, or limit if that is lower.
+func (s *inFlightSet) lowestTxn(limit int64) int64 {
+	if s == nil {
+		return limit
+	}
+	if first, ok := s.txnFloors.first(); ok {
+		limit = min(limit, first.value)
+	}
+	if t := &s.tail; t.unknown && t.txnFrom != noOffset {
+		limit = min(limit, t.txnFrom)
 	}
 	return limit
 }

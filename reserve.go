@@ -48,31 +48,27 @@ const reservationBlock = 63
 // allocation for every 63 reservations.
 func (m *ProducerStateManager) Reserve(b Batch) (*Reservation, Result, error) {
 	m.mu.Lock()
-	if p := m.table.find(b.ProducerID); p != nil && p.continuedBy(&b) {
-		r := m.reserve(&b, p)
-		m.mu.Unlock()
-		return r, Result{Verdict: Append}, nil
+	res := Result{Verdict: Append}
+	p := m.table.find(b.ProducerID)
+	if p == nil || !p.continuedBy(&b) {
+		var err error
+		if res, err = m.check(&b); err != nil || res.Verdict == Duplicate {
+			m.mu.Unlock()
+			return nil, res, err
+		}
 	}
-	r, res, err := m.reserveAny(&b)
+	n, ticket := m.reserve(&b, p)
+	r := m.inFlight.reservation(m, n, ticket)
 	m.mu.Unlock()
-	return r, res, err
+	return r, res, nil
 }
 
-// reserveAny is Reserve in general. It requires m.mu held.
-func (m *ProducerStateManager) reserveAny(b *Batch) (*Reservation, Result, error) {
-	res, err := m.check(b)
-	if err != nil || res.Verdict == Duplicate {
-		return nil, res, err
-	}
-	return m.reserve(b, m.table.find(b.ProducerID)), res, nil
-}
-
-// reserve gives a batch that was judged Append its place. p is its producer, or nil
-// if it is unknown or the batch names none. It requires m.mu held.
-func (m *ProducerStateManager) reserve(b *Batch, p *producer) *Reservation {
-	n := m.queueFor(b.ProducerID, b.Epoch, p)
-	ticket := m.inFlight.add(n, makeSpan(b.BaseSequence, max(b.Count, 0)), m.knownEnd(), b.Transactional)
-	return m.inFlight.reservation(m, n, ticket)
+// reserve gives a batch that was judged Append its place, and returns the number of
+// its queue and its ticket. p is its producer, or nil if it is unknown or the batch
+// names none.
+func (s *state) reserve(b *Batch, p *producer) (n uint32, ticket uint64) {
+	n = s.queueFor(b.ProducerID, b.Epoch, p)
+	return n, s.inFlight.add(n, makeSpan(b.BaseSequence, max(b.Count, 0)), s.knownEnd(), b.Transactional)
 }
 
 // queueFor returns the queue that something of a producer belongs in, and opens one
@@ -147,9 +143,10 @@ func (m *ProducerStateManager) ReserveWait(ctx context.Context, b Batch) (*Reser
 //
 // It returns ErrOffsetOrder if baseOffset is negative, lies below the end of the
 // newest batch remembered, or leaves no room for what was reserved before or after
-// the batch; with Config.Contiguous also if it lies below the end that the log had
-// at the reservation, or further beyond EndOffset than what is in flight can fill.
-// The reservation stays open then. It returns ErrAbandoned if the reservation was
+// the batch; if the batch would open a transaction below the end that the log had at
+// the reservation; and with Config.Contiguous, if any batch lies below that end, or
+// further beyond EndOffset than what is in flight can fill. The reservation stays open
+// then. It returns ErrAbandoned if the reservation was
 // ended otherwise, and ErrSettled if this call is the second. None of them changes
 // anything but the counters of Stats. Safe for concurrent use.
 func (r *Reservation) Commit(baseOffset int64) error {
@@ -159,7 +156,7 @@ func (r *Reservation) Commit(baseOffset int64) error {
 		m.mu.Unlock()
 		return nil
 	}
-	err := r.commit(baseOffset)
+	err := m.commit(r, baseOffset)
 	m.mu.Unlock()
 	return err
 }
@@ -188,55 +185,51 @@ func (s *state) commitAlone(r *Reservation, baseOffset int64) bool {
 	return true
 }
 
-// commit is Commit in general. It requires m.mu held.
-func (r *Reservation) commit(baseOffset int64) error {
-	m := r.m
-	i, err := r.position()
+// commit is Commit in general.
+func (s *state) commit(r *Reservation, baseOffset int64) error {
+	i, err := s.position(r)
 	if err != nil {
 		return err
 	}
-	q := &m.inFlight.queues[r.queue]
+	q := &s.inFlight.queues[r.queue]
 	if q.marker != nil {
-		err := m.commitMarker(r.queue, baseOffset)
+		err := s.commitMarker(r.queue, baseOffset)
 		r.ended = err == nil
 		return err
 	}
-	f := q.at(i)
-	p := m.table.find(q.pid)
-	low := m.lowestHead(q, p)
-	if !q.roomFor(i, baseOffset, low) || !m.reachable(f, baseOffset) {
-		return m.refuseOffset(q.batch(f), p, baseOffset, m.lowestReserved(q, i, low))
+	p := s.table.find(q.pid)
+	if lowest := s.lowestReserved(q, i, p); !s.fitsReserved(q, i, baseOffset, lowest) {
+		return s.refuseOffset(q.batch(q.at(i)), p, baseOffset, lowest)
 	}
 	r.ended = true
-	m.advance(baseOffset + int64(f.span.count()))
-	m.inFlight.commit(f, baseOffset)
-	m.applyHead(r.queue)
+	f := q.at(i)
+	s.advance(baseOffset + int64(f.span.count()))
+	s.inFlight.commit(f, baseOffset)
+	s.applyHead(r.queue)
 	return nil
 }
 
-// reachable reports whether a log without holes can have given baseOffset to a
-// batch in flight.
-func (s *state) reachable(f *inFlightBatch, baseOffset int64) bool {
-	return !s.cfg.Contiguous ||
-		baseOffset >= f.floor && baseOffset-s.endOffset <= s.inFlight.uncommitted-int64(f.span.count())
+// lowestReserved returns the lowest base offset that batch i of a queue can have. p
+// is its producer, which may be nil. A batch that opens a transaction cannot lie
+// below its floor, or the last stable offset would fall.
+func (s *state) lowestReserved(q *queue, i uint8, p *producer) int64 {
+	low := p.newestEnd()
+	if s.cfg.Contiguous {
+		low = max(low, q.at(0).floor)
+	}
+	low = q.lowestFor(i, low)
+	if f := q.at(i); s.cfg.Contiguous || f.transactional && (p == nil || !p.inTransaction()) {
+		low = max(low, f.floor)
+	}
+	return low
 }
 
-// lowestHead returns the lowest base offset that the head of a queue of p can have.
-func (s *state) lowestHead(q *queue, p *producer) int64 {
-	if s.cfg.Contiguous {
-		return max(p.newestEnd(), q.at(0).floor)
-	}
-	return p.newestEnd()
-}
-
-// lowestReserved returns the lowest base offset that batch i of a queue can have, of
-// which the head can lie at low.
-func (s *state) lowestReserved(q *queue, i uint8, low int64) int64 {
-	lowest := q.lowestFor(i, low)
-	if s.cfg.Contiguous {
-		lowest = max(lowest, q.at(i).floor)
-	}
-	return lowest
+// fitsReserved reports whether the log can have given baseOffset to batch i of a
+// queue, for which lowest is the lowest offset.
+func (s *state) fitsReserved(q *queue, i uint8, baseOffset, lowest int64) bool {
+	count := int64(q.at(i).span.count())
+	return roomAt(baseOffset, count) && baseOffset >= lowest && q.roomBehind(i, baseOffset+count) &&
+		(!s.cfg.Contiguous || baseOffset-s.endOffset <= s.inFlight.uncommitted-count)
 }
 
 // Abort says that the append has failed and that the batch is not in the log. The
@@ -261,7 +254,7 @@ func (r *Reservation) Abort() error {
 	m := r.m
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	i, err := r.position()
+	i, err := m.position(r)
 	if err != nil {
 		return err
 	}
@@ -290,13 +283,12 @@ func (m *ProducerStateManager) AbandonReservations() {
 	m.abandon()
 }
 
-// position returns where in its queue the reservation is, or why it is not there.
-// It requires m.mu held.
-func (r *Reservation) position() (uint8, error) {
+// position returns where in its queue a reservation is, or why it is not there.
+func (s *state) position(r *Reservation) (uint8, error) {
 	if r.ended {
 		return 0, ErrSettled
 	}
-	q := &r.m.inFlight.queues[r.queue]
+	q := &s.inFlight.queues[r.queue]
 	i, ok := q.find(r.ticket)
 	switch {
 	case !ok:

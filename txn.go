@@ -298,17 +298,17 @@ func (m *ProducerStateManager) ReserveMarker(k Marker) (*Reservation, error) {
 	return m.inFlight.reservation(m, n, m.inFlight.add(n, makeSpan(0, 1), m.knownEnd(), false)), nil
 }
 
-// commitMarker commits the marker in a queue. It reports whether offset fits.
+// commitMarker commits the marker in a queue, which was appended at offset.
 func (s *state) commitMarker(n uint32, offset int64) error {
 	q := &s.inFlight.queues[n]
-	f, k := q.at(0), q.marker
+	k := q.marker
 	p := s.table.find(k.ProducerID)
-	if !roomAt(offset, 1) || offset < p.newestEnd() || !endsTxn(p, offset) || !s.reachable(f, offset) {
+	if !s.fitsReserved(q, 0, offset, s.lowestReserved(q, 0, p)) || !endsTxn(p, offset) {
 		return s.refuseMarker(k, p, offset, ErrOffsetOrder)
 	}
 	s.stats.Markers++
 	s.advance(offset + 1)
-	s.inFlight.left(f)
+	s.inFlight.left(q.at(0))
 	q.pop()
 	s.closeQueue(n)
 	s.applyMarker(k, offset)
@@ -424,21 +424,6 @@ func (s *state) truncateTxns(to int64) {
 		t.ended.truncate(to)
 		t.watermark = min(t.watermark, to)
 	}
-}
-
-// lowestTxn returns the lowest offset at which a transactional batch in flight, or an
-// abandoned one, can lie, or limit if that is lower.
-func (s *inFlightSet) lowestTxn(limit int64) int64 {
-	if s == nil {
-		return limit
-	}
-	if first, ok := s.txnFloors.first(); ok {
-		limit = min(limit, first.value)
-	}
-	if t := &s.tail; t.unknown && t.txnFrom != noOffset {
-		limit = min(limit, t.txnFrom)
-	}
-	return limit
 }
 
 // endedQueue holds ended transactions whose marker the high watermark has not

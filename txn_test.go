@@ -340,7 +340,7 @@ func TestLastStableOffsetAdvances(t *testing.T) {
 }
 
 // TestLastStableOffsetInFlight: a transactional batch in flight holds it back from where
-// it can lie; others do not.
+// it can lie; others do not. So the batch cannot lie below that.
 func TestLastStableOffsetInFlight(t *testing.T) {
 	play(t, `
 		reserve pid=32 epoch=0 seq=0 n=2 -> OK #P
@@ -361,6 +361,10 @@ func TestLastStableOffsetInFlight(t *testing.T) {
 		lso hw=9 -> 8
 		append-failed #C
 		lso hw=9 -> 9
+		reserve pid=31 epoch=0 seq=2 n=1 txn -> OK #D
+		commit #D base=8 -> REFUSED OFFSET_ORDER lowest=9
+		commit #D base=9 -> OK
+		lso hw=10 -> 9
 	`)
 }
 
