@@ -52,11 +52,16 @@ func main() {
 	}
 	listen := flag.String("listen", "", "serve on this `address` instead of showing the demo")
 	verbose := flag.Bool("v", false, "print each verdict")
-	flag.StringVar(&cfg.Dir, "data", "", "`directory` for topics and producer ids, with -listen")
+	flag.StringVar(&cfg.Dir, "data", "", "`directory` for topics and transactions, with -listen")
 	flag.StringVar(&cfg.Advertise, "advertise", "", "`host:port` told to clients, if they cannot use the one they connected to")
 	flag.Func("partitions", "`number` of partitions of a topic created on first use (default 3)", func(text string) error {
 		n, err := strconv.ParseInt(text, 10, 32)
 		cfg.Partitions = int32(n)
+		return err
+	})
+	flag.Func("transaction-version", "highest `version` of transactions, 1 or 2 (default 2)", func(text string) error {
+		n, err := strconv.ParseInt(text, 10, 16)
+		cfg.TransactionVersion = int16(n)
 		return err
 	})
 	flag.TextVar(&cfg.UnknownProducer, "unknown-producer", cfg.UnknownProducer,

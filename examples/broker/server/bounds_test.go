@@ -110,7 +110,7 @@ func TestB1_NoProducerIDEndsTheSupply(t *testing.T) {
 			take(b.dial(), "after a restart")
 		}
 		b.stop()
-		if err := os.Remove(filepath.Join(cfg.Dir, "producer-ids")); err != nil {
+		if err := os.Remove(filepath.Join(cfg.Dir, "transactions.log")); err != nil {
 			t.Fatal(err)
 		}
 		b = start(t, cfg)
@@ -129,7 +129,7 @@ func TestB5_ProducerIDsFileDamaged(t *testing.T) {
 		b := start(t, cfg)
 		last, _ := b.dial().initProducerID() // which is in no log
 		b.stop()
-		if err := os.WriteFile(filepath.Join(cfg.Dir, "producer-ids"), []byte(text), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(cfg.Dir, "transactions.log"), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		var log logBuffer

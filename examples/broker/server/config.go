@@ -10,14 +10,17 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kmsg"
+
 	"github.com/idempotence-go/idempotence"
 	"github.com/idempotence-go/idempotence/examples/broker/segment"
+	"github.com/idempotence-go/idempotence/examples/broker/txn"
 )
 
 // Config says how a broker is set up. A zero field means the default given with
 // it.
 type Config struct {
-	Dir       string // of topics and producer ids; required
+	Dir       string // of topics and transactions; required
 	Advertise string // host:port told to clients; default: the address that a client has connected to
 
 	Partitions    int32 // of a topic created on first use; default 3
@@ -45,6 +48,14 @@ type Config struct {
 	ExpireAfter  time.Duration
 	MaxProducers int
 
+	// TransactionVersion is the highest version of transactions that clients may
+	// use: 1, or 2 (KIP-890), which is the default.
+	TransactionVersion int16
+
+	// OpenTxnLog opens the log of transactions; default os.OpenFile. Tests replace
+	// it with one whose file fails.
+	OpenTxnLog func(name string, flag int, perm os.FileMode) (segment.File, error)
+
 	// OpenFile opens the segments of logs; default os.OpenFile. Tests replace it
 	// with one whose files fail.
 	OpenFile func(name string, flag int, perm os.FileMode) (segment.File, error)
@@ -56,6 +67,15 @@ type Config struct {
 	// answered and, if the batch was appended, after it was committed. It is
 	// called concurrently and without a lock.
 	Observe func(Event)
+
+	// ObserveMarker is called before the coordinator writes a marker, and again
+	// when it is written and the coordinator has not heard of it yet. It is
+	// called concurrently and without a lock.
+	ObserveMarker func(m txn.Marker, written bool)
+
+	// ObserveAnswer is called with each answer to a request other than Produce
+	// before it is sent, concurrently and without a lock.
+	ObserveAnswer func(kmsg.Request, kmsg.Response)
 
 	Log *slog.Logger // default: discard
 
@@ -81,8 +101,20 @@ func (cfg Config) withDefaults() Config {
 	setDefault(&cfg.RequestMemory, 64<<20)
 	setDefault(&cfg.FetchMemory, 64<<20)
 	setDefault(&cfg.ExpireAfter, idempotence.DefaultExpiration)
+	setDefault(&cfg.TransactionVersion, 2)
+	if cfg.OpenTxnLog == nil {
+		cfg.OpenTxnLog = func(name string, flag int, perm os.FileMode) (segment.File, error) {
+			return os.OpenFile(name, flag, perm)
+		}
+	}
 	if cfg.Observe == nil {
 		cfg.Observe = func(Event) {}
+	}
+	if cfg.ObserveMarker == nil {
+		cfg.ObserveMarker = func(txn.Marker, bool) {}
+	}
+	if cfg.ObserveAnswer == nil {
+		cfg.ObserveAnswer = func(kmsg.Request, kmsg.Response) {}
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -119,6 +151,7 @@ func (cfg Config) check() error {
 		{"segment bytes", cfg.SegmentBytes, 1, math.MaxInt64},
 		{"connections", int64(cfg.MaxConnections), 1, math.MaxInt32},
 		{"producers a partition", int64(cfg.MaxProducers), 0, math.MaxInt64},
+		{"as the version of transactions", int64(cfg.TransactionVersion), 1, 2},
 		{"request bytes", int64(cfg.MaxRequestBytes), 1, math.MaxInt32},
 		{"batch bytes", int64(cfg.MaxBatchBytes), 1, int64(cfg.MaxRequestBytes)},
 		{"request memory", cfg.RequestMemory, minRequestMemory(cfg.MaxRequestBytes), math.MaxInt64},

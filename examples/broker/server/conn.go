@@ -130,11 +130,11 @@ func (c *conn) readRequest() (*exchange, error) {
 
 // begin decodes a request and sets how it is answered.
 func (c *conn) begin(x *exchange, frame []byte) error {
-	h, req, err := wire.Decode(frame, apis)
+	h, req, err := wire.Decode(frame, c.server.apis)
 	x.header = h
 	if errors.Is(err, wire.ErrUnsupportedVersion) && kmsg.Key(h.Key) == kmsg.ApiVersions {
 		x.header.Version = 0
-		x.answer = func() (kmsg.Response, error) { return unsupportedApiVersions(), nil }
+		x.answer = func() (kmsg.Response, error) { return c.server.unsupportedApiVersions(), nil }
 		return nil
 	}
 	if err != nil {
@@ -145,7 +145,13 @@ func (c *conn) begin(x *exchange, frame []byte) error {
 		x.answer = c.produce(req)
 		return nil
 	}
-	x.answer = func() (kmsg.Response, error) { return c.handle(req) }
+	x.answer = func() (kmsg.Response, error) {
+		resp, err := c.handle(req)
+		if err == nil {
+			c.server.cfg.ObserveAnswer(req, resp)
+		}
+		return resp, err
+	}
 	return nil
 }
 
@@ -185,7 +191,7 @@ func (c *conn) write(h wire.Header, resp kmsg.Response) error {
 func (c *conn) handle(req kmsg.Request) (kmsg.Response, error) {
 	switch req := req.(type) {
 	case *kmsg.ApiVersionsRequest:
-		return apiVersions(), nil
+		return c.server.apiVersions(), nil
 	case *kmsg.MetadataRequest:
 		return c.metadata(req)
 	case *kmsg.InitProducerIDRequest:
@@ -194,6 +200,12 @@ func (c *conn) handle(req kmsg.Request) (kmsg.Response, error) {
 		return c.server.listOffsets(req)
 	case *kmsg.FetchRequest:
 		return c.fetch(req)
+	case *kmsg.FindCoordinatorRequest:
+		return c.findCoordinator(req)
+	case *kmsg.AddPartitionsToTxnRequest:
+		return c.server.addPartitionsToTxn(req), nil
+	case *kmsg.EndTxnRequest:
+		return c.server.endTxn(req), nil
 	}
 	return nil, fmt.Errorf("%w: key %d", wire.ErrUnsupportedKey, req.Key())
 }

@@ -7,6 +7,8 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/idempotence-go/idempotence"
 )
 
 const (
@@ -34,7 +36,7 @@ func (c *conn) fetch(req *kmsg.FetchRequest) (*kmsg.FetchResponse, error) {
 		topic := kmsg.NewFetchResponseTopic()
 		topic.Topic = t.Topic
 		for _, p := range t.Partitions {
-			answer := s.fetchPartition(t.Topic, p, &budget)
+			answer := s.fetchPartition(t.Topic, p, req.IsolationLevel, &budget)
 			topic.Partitions = append(topic.Partitions, answer)
 		}
 		resp.Topics = append(resp.Topics, topic)
@@ -45,7 +47,7 @@ func (c *conn) fetch(req *kmsg.FetchRequest) (*kmsg.FetchResponse, error) {
 // fetchPartition reads from one partition if there is some budget left, and
 // subtracts what it has read. The last batch may exceed the budget. Otherwise a
 // consumer would never get past a batch larger than it asks for.
-func (s *Server) fetchPartition(topic string, req kmsg.FetchRequestTopicPartition, budget *int) kmsg.FetchResponseTopicPartition {
+func (s *Server) fetchPartition(topic string, req kmsg.FetchRequestTopicPartition, isolation int8, budget *int) kmsg.FetchResponseTopicPartition {
 	resp := kmsg.NewFetchResponseTopicPartition()
 	resp.Partition = req.Partition
 	resp.RecordBatches = []byte{} // not null
@@ -56,8 +58,10 @@ func (s *Server) fetchPartition(topic string, req kmsg.FetchRequestTopicPartitio
 		return resp
 	}
 	resp.LogStartOffset = p.log.Start()
-	resp.HighWatermark = p.log.End() // one replica: what is appended is committed
-	resp.LastStableOffset = resp.HighWatermark
+	resp.HighWatermark = p.log.End() // one replica: what is appended is replicated
+	// The last stable offset first, then the records, then the transactions that
+	// were aborted.
+	resp.LastStableOffset = p.producers.LastStableOffset(resp.HighWatermark)
 	if req.FetchOffset < resp.LogStartOffset || req.FetchOffset > resp.HighWatermark {
 		resp.ErrorCode = kerr.OffsetOutOfRange.Code
 		return resp
@@ -71,11 +75,71 @@ func (s *Server) fetchPartition(topic string, req kmsg.FetchRequestTopicPartitio
 		resp.ErrorCode = kerr.KafkaStorageError.Code
 		return resp
 	}
+	if isolation == readCommitted {
+		records, resp.AbortedTransactions, err = p.committed(records, req.FetchOffset, resp.LastStableOffset)
+		if err != nil {
+			s.cfg.repeated.Error("aborted transactions unknown", "topic", topic, "partition", req.Partition, "err", err)
+			resp.ErrorCode = errorCode(err)
+			return resp
+		}
+	}
 	if records != nil {
 		resp.RecordBatches = records
 	}
 	*budget -= len(records)
 	return resp
+}
+
+// readCommitted is the isolation level of consumers that read nothing of open and
+// aborted transactions.
+const readCommitted = 1
+
+// committed returns the batches that lie below the last stable offset, and the
+// aborted transactions that a consumer must know who reads them from an offset
+// on.
+func (p *partition) committed(records []byte, from, lastStable int64) ([]byte, []kmsg.FetchResponseTopicPartitionAbortedTransaction, error) {
+	size, end := 0, from
+	for size < len(records) {
+		_, h, err := idempotence.ParseBatch(records[size:])
+		if err != nil {
+			return nil, nil, err
+		}
+		if h.BaseOffset >= lastStable {
+			break
+		}
+		size += h.Size
+		end = h.LastOffset() + 1
+	}
+	aborted, err := p.producers.AbortedTransactions(from, end)
+	var list []kmsg.FetchResponseTopicPartitionAbortedTransaction
+	for _, a := range aborted {
+		t := kmsg.NewFetchResponseTopicPartitionAbortedTransaction()
+		t.ProducerID, t.FirstOffset = a.ProducerID, a.FirstOffset
+		list = append(list, t)
+	}
+	return records[:size], list, err
+}
+
+// end returns the offset up to which records may be read at an isolation level.
+func (p *partition) end(isolation int8) int64 {
+	end := p.log.End()
+	if isolation == readCommitted {
+		end = p.producers.LastStableOffset(end)
+	}
+	return end
+}
+
+// pending returns about how many bytes of records may be read from offset on.
+func (p *partition) pending(offset int64, isolation int8) int64 {
+	n := p.log.Pending(offset)
+	if isolation != readCommitted {
+		return n
+	}
+	end := p.end(isolation)
+	if offset >= end {
+		return 0
+	}
+	return max(n-p.log.Pending(end), min(n, 1))
 }
 
 // awaitRecords returns when the request can be answered: there are enough bytes,
@@ -111,7 +175,7 @@ func (s *Server) pendingBytes(req *kmsg.FetchRequest) int64 {
 	for _, t := range req.Topics {
 		for _, rp := range t.Partitions {
 			if p, err := s.topics.partition(t.Topic, rp.Partition); err == nil {
-				n += p.log.Pending(rp.FetchOffset)
+				n += p.pending(rp.FetchOffset, req.IsolationLevel)
 			}
 		}
 	}
@@ -148,7 +212,7 @@ func (s *Server) listOffsets(req *kmsg.ListOffsetsRequest) (*kmsg.ListOffsetsRes
 			answer.ErrorCode = kerr.InvalidRequest.Code
 			if n := (name{t.Topic, p.Partition}); !answered[n] {
 				answered[n] = true
-				answer = s.listOffset(t.Topic, p)
+				answer = s.listOffset(t.Topic, p, req.IsolationLevel)
 			}
 			topic.Partitions = append(topic.Partitions, answer)
 		}
@@ -157,7 +221,7 @@ func (s *Server) listOffsets(req *kmsg.ListOffsetsRequest) (*kmsg.ListOffsetsRes
 	return resp, nil
 }
 
-func (s *Server) listOffset(topic string, req kmsg.ListOffsetsRequestTopicPartition) kmsg.ListOffsetsResponseTopicPartition {
+func (s *Server) listOffset(topic string, req kmsg.ListOffsetsRequestTopicPartition, isolation int8) kmsg.ListOffsetsResponseTopicPartition {
 	resp := kmsg.NewListOffsetsResponseTopicPartition()
 	resp.Partition = req.Partition
 	p, err := s.topics.partition(topic, req.Partition)
@@ -167,11 +231,14 @@ func (s *Server) listOffset(topic string, req kmsg.ListOffsetsRequestTopicPartit
 	}
 	switch req.Timestamp {
 	case latestOffset:
-		resp.Offset = p.log.End()
+		resp.Offset = p.end(isolation)
 	case earliestOffset:
 		resp.Offset = p.log.Start()
 	default:
 		resp.Offset, resp.Timestamp, err = p.log.OffsetOfTime(req.Timestamp)
+		if resp.Offset >= p.end(isolation) {
+			resp.Offset, resp.Timestamp = -1, -1 // as where there is none
+		}
 	}
 	if err != nil {
 		resp.ErrorCode = kerr.KafkaStorageError.Code

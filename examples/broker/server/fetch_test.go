@@ -26,7 +26,7 @@ func TestApiVersions(t *testing.T) {
 	for version := int16(0); version <= 3; version++ {
 		req := kmsg.NewPtrApiVersionsRequest()
 		req.Version = version
-		if resp := ask[*kmsg.ApiVersionsResponse](c, req); resp.ErrorCode != 0 || len(resp.ApiKeys) != 6 {
+		if resp := ask[*kmsg.ApiVersionsResponse](c, req); resp.ErrorCode != 0 || len(resp.ApiKeys) != 9 {
 			t.Errorf("version %d: %+v", version, resp)
 		}
 	}
@@ -39,7 +39,7 @@ func TestApiVersions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := resp.(*kmsg.ApiVersionsResponse); got.ErrorCode != kerr.UnsupportedVersion.Code || len(got.ApiKeys) != 6 {
+	if got := resp.(*kmsg.ApiVersionsResponse); got.ErrorCode != kerr.UnsupportedVersion.Code || len(got.ApiKeys) != 9 {
 		t.Errorf("newer version: %+v", got)
 	}
 

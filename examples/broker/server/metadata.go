@@ -15,20 +15,50 @@ import (
 // partitions.
 const nodeID = 1
 
-// apis are the requests that are served. Later versions of Produce and Fetch name
-// topics by id, later ones of InitProducerID have two-phase commit.
-var apis = wire.APIs{
-	int16(kmsg.Produce):        {Min: 3, Max: 11},
-	int16(kmsg.Fetch):          {Min: 4, Max: 12},
-	int16(kmsg.ListOffsets):    {Min: 1, Max: 6},
-	int16(kmsg.Metadata):       {Min: 1, Max: 9},
-	int16(kmsg.ApiVersions):    {Min: 0, Max: 3},
-	int16(kmsg.InitProducerID): {Min: 0, Max: 4},
+// servedAPIs returns the requests that are served. Later versions of Produce and
+// Fetch name topics by id, later ones of InitProducerID have two-phase commit,
+// later ones of AddPartitionsToTxn are for brokers.
+func servedAPIs(transactionVersion int16) wire.APIs {
+	apis := wire.APIs{
+		int16(kmsg.Produce):            {Min: 3, Max: implicitProduce},
+		int16(kmsg.Fetch):              {Min: 4, Max: 12},
+		int16(kmsg.ListOffsets):        {Min: 1, Max: 6},
+		int16(kmsg.Metadata):           {Min: 1, Max: 9},
+		int16(kmsg.FindCoordinator):    {Min: 0, Max: 4},
+		int16(kmsg.ApiVersions):        {Min: 0, Max: 3},
+		int16(kmsg.InitProducerID):     {Min: 0, Max: 4},
+		int16(kmsg.AddPartitionsToTxn): {Min: 0, Max: 3},
+		int16(kmsg.EndTxn):             {Min: 0, Max: raisingEndTxn},
+	}
+	if transactionVersion < 2 {
+		apis[int16(kmsg.Produce)] = wire.Versions{Min: 3, Max: implicitProduce - 1}
+		apis[int16(kmsg.EndTxn)] = wire.Versions{Min: 0, Max: raisingEndTxn - 1}
+	}
+	return apis
 }
 
-func apiVersions() *kmsg.ApiVersionsResponse {
+// Versions of requests from which on they are those of transactions of version 2
+// (KIP-890).
+const (
+	implicitProduce = 12 // adds its partition to the transaction
+	raisingEndTxn   = 5  // raises the epoch
+)
+
+// transactionFeature is the feature that tells clients which version of
+// transactions to use.
+const transactionFeature = "transaction.version"
+
+func (s *Server) apiVersions() *kmsg.ApiVersionsResponse {
 	resp := kmsg.NewPtrApiVersionsResponse()
-	for key, served := range apis {
+	resp.FinalizedFeaturesEpoch = 0 // clients ignore features at -1
+	supported := kmsg.NewApiVersionsResponseSupportedFeature()
+	supported.Name, supported.MaxVersion = transactionFeature, 2
+	resp.SupportedFeatures = append(resp.SupportedFeatures, supported)
+	finalized := kmsg.NewApiVersionsResponseFinalizedFeature()
+	finalized.Name = transactionFeature
+	finalized.MinVersionLevel, finalized.MaxVersionLevel = s.cfg.TransactionVersion, s.cfg.TransactionVersion
+	resp.FinalizedFeatures = append(resp.FinalizedFeatures, finalized)
+	for key, served := range s.apis {
 		k := kmsg.NewApiVersionsResponseApiKey()
 		k.ApiKey, k.MinVersion, k.MaxVersion = key, served.Min, served.Max
 		resp.ApiKeys = append(resp.ApiKeys, k)
@@ -41,8 +71,8 @@ func apiVersions() *kmsg.ApiVersionsResponse {
 
 // unsupportedApiVersions answers a client that is newer than the broker. The
 // client asks again with a version from the list.
-func unsupportedApiVersions() *kmsg.ApiVersionsResponse {
-	resp := apiVersions()
+func (s *Server) unsupportedApiVersions() *kmsg.ApiVersionsResponse {
+	resp := s.apiVersions()
 	resp.ErrorCode = kerr.UnsupportedVersion.Code
 	return resp
 }

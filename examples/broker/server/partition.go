@@ -56,7 +56,13 @@ type partition struct {
 type pendingAppend struct {
 	segment.Batch
 	producer    idempotence.Batch
+	marker      *idempotence.Marker // nil for a batch of a producer
 	reservation *idempotence.Reservation
+
+	// admit returns why the transaction of a transactional batch does not take
+	// it, or nil. It is called under order: from then on until the batch has
+	// settled, no marker can end that transaction here.
+	admit func() error
 
 	// judged is closed when a batch that had to wait has been judged. It is nil
 	// for one that was judged at once.
@@ -95,11 +101,11 @@ func (a *pendingAppend) isJudged() bool {
 // A batch that cannot be judged yet, most likely because its first copy is in
 // flight, waits until it can be, or ctx ends. So does one behind it on the same
 // connection: before is such a batch, or nil.
-func (p *partition) begin(ctx context.Context, batch idempotence.Batch, records segment.Batch, before *pendingAppend) *pendingAppend {
+func (p *partition) begin(ctx context.Context, a, before *pendingAppend) *pendingAppend {
 	if p.cfg.WithoutDeduplication {
-		batch.ProducerID = idempotence.NoProducerID // nothing is known of these
+		a.producer.ProducerID = idempotence.NoProducerID // nothing is known of these
 	}
-	a := &pendingAppend{Batch: records, producer: batch, settled: make(chan struct{})}
+	a.settled = make(chan struct{})
 	if before == nil || before.isJudged() {
 		before = nil
 		if p.reserve(a) == nil {
@@ -148,7 +154,7 @@ func (p *partition) reserve(a *pendingAppend) *idempotence.InFlightError {
 
 	// 1. Reserve. A refusal is passed on to the producer. A duplicate is
 	// answered with the offset that its first copy got.
-	reservation, result, err := p.producers.Reserve(a.producer)
+	reservation, result, err := p.judge(a)
 	var inFlight *idempotence.InFlightError
 	switch {
 	case errors.As(err, &inFlight):
@@ -162,6 +168,24 @@ func (p *partition) reserve(a *pendingAppend) *idempotence.InFlightError {
 	a.reservation = reservation
 	p.enqueue(a)
 	return nil
+}
+
+// judge reserves the place of a batch or a marker. It requires order to be held.
+func (p *partition) judge(a *pendingAppend) (*idempotence.Reservation, idempotence.Result, error) {
+	if a.marker != nil {
+		r, err := p.producers.ReserveMarker(*a.marker)
+		return r, idempotence.Result{}, err
+	}
+	if a.admit != nil {
+		if err := a.admit(); err != nil {
+			// A duplicate is in the log, whatever became of its transaction.
+			if result, judged := p.producers.CheckBatch(a.producer); judged == nil && result.Verdict == idempotence.Duplicate {
+				return nil, result, nil
+			}
+			return nil, idempotence.Result{}, err
+		}
+	}
+	return p.producers.Reserve(a.producer)
 }
 
 // commit settles a group that is in the log, in the order of the log.

@@ -52,7 +52,7 @@ func resend(t *testing.T, p *partition, records []byte) *sent {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &sent{b, bytes.Clone(records), p.begin(context.Background(), b, segment.Batch{Header: h, Bytes: records}, nil)}
+	return &sent{b, bytes.Clone(records), p.begin(context.Background(), &pendingAppend{Batch: segment.Batch{Header: h, Bytes: records}, producer: b}, nil)}
 }
 
 // Four producers have batches in flight when the power fails, in the middle of a

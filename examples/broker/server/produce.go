@@ -14,6 +14,7 @@ import (
 
 	"github.com/idempotence-go/idempotence"
 	"github.com/idempotence-go/idempotence/examples/broker/segment"
+	"github.com/idempotence-go/idempotence/examples/broker/txn"
 )
 
 // maxProduceWait is the limit for the timeout that a client sets.
@@ -66,7 +67,11 @@ func (c *conn) submit(ctx context.Context, req *kmsg.ProduceRequest, topic strin
 	if s.partition, s.refusal = c.server.topics.partition(topic, sent.Partition); s.refusal != nil {
 		return s
 	}
-	s.append = s.partition.begin(ctx, s.batch, segment.Batch{Header: h, Bytes: sent.Records}, c.waiting[s.partition])
+	a := &pendingAppend{Batch: segment.Batch{Header: h, Bytes: sent.Records}, producer: s.batch}
+	if s.batch.Transactional {
+		a.admit = c.server.admission(req, txn.Partition{Topic: topic, Partition: sent.Partition}, s.batch)
+	}
+	s.append = s.partition.begin(ctx, a, c.waiting[s.partition])
 	if s.append.isJudged() {
 		delete(c.waiting, s.partition)
 	} else {
@@ -83,6 +88,9 @@ func (c *conn) answerProduce(req *kmsg.ProduceRequest, sent []submission) (kmsg.
 		topic.Topic = t.Topic
 		for range t.Partitions {
 			answer := c.answerBatch(sent[0])
+			if answer.ErrorCode == kerr.ConcurrentTransactions.Code && req.Version < implicitProduce {
+				answer.ErrorCode = kerr.NotEnoughReplicas.Code // older clients do not retry the other one
+			}
 			sent = sent[1:]
 			refused = refused || answer.ErrorCode != 0
 			topic.Partitions = append(topic.Partitions, answer)
@@ -162,8 +170,10 @@ func validateHeader(req *kmsg.ProduceRequest, b idempotence.Batch, h idempotence
 		return fmt.Errorf("%w: a producer sends no control batches", kerr.InvalidRecord)
 	case h.Attributes.LogAppendTime():
 		return fmt.Errorf("%w: a producer sends create times", kerr.InvalidTimestamp)
-	case h.Attributes.Transactional():
-		return fmt.Errorf("%w: this broker has no transactions", kerr.InvalidTxnState)
+	case h.Attributes.Transactional() && req.TransactionID == nil:
+		return fmt.Errorf("%w: a transactional batch without a transactional id", kerr.InvalidTxnState)
+	case h.Attributes.Transactional() && b.ProducerID < 0:
+		return fmt.Errorf("%w: a transactional batch without a producer id", kerr.InvalidRecord)
 	case codec > zstd || codec == zstd && req.Version < 7:
 		return fmt.Errorf("%w: codec %d", kerr.UnsupportedCompressionType, codec)
 	}

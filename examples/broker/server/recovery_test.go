@@ -29,7 +29,7 @@ func produceTo(t *testing.T, p *partition, pid int64, epoch int16, seq int32, n 
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.begin(context.Background(), batch, segment.Batch{Header: h, Bytes: records}, nil).wait()
+	p.begin(context.Background(), &pendingAppend{Batch: segment.Batch{Header: h, Bytes: records}, producer: batch}, nil).wait()
 }
 
 // Whatever moment the broker dies at, and whichever of its files is damaged in

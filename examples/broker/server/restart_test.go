@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -159,7 +160,7 @@ func TestProducerIDs(t *testing.T) {
 	c.create("t")
 	wantAnswer(t, "batch of a high id", c.batch(50_000, 0, 0, 1), stored(0))
 	b.stop()
-	if err := os.Remove(filepath.Join(cfg.Dir, "producer-ids")); err != nil {
+	if err := os.Remove(filepath.Join(cfg.Dir, "transactions.log")); err != nil {
 		t.Fatal(err)
 	}
 	if id, _ := start(t, cfg).dial().initProducerID(); id != 1_050_001 {
@@ -170,30 +171,21 @@ func TestProducerIDs(t *testing.T) {
 // While ids cannot be reserved none is handed out, and the client is told to
 // ask again.
 func TestProducerIDsThatCannotBeReserved(t *testing.T) {
-	cfg := server.Config{Dir: t.TempDir()}
-	obstacle := filepath.Join(cfg.Dir, "producer-ids.tmp")
-	if err := os.Mkdir(obstacle, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	c := start(t, cfg).dial()
+	var failing atomic.Bool
+	disk := &segmenttest.Disk{Before: func(op segmenttest.Op) error {
+		if failing.Load() && op == segmenttest.Write {
+			return errDisk
+		}
+		return nil
+	}}
+	c := start(t, server.Config{OpenTxnLog: disk.OpenFile}).dial()
+	failing.Store(true)
 	if id, code := c.initProducerID(); id != -1 || code != kerr.CoordinatorNotAvailable.Code {
 		t.Errorf("got id %d, code %d", id, code)
 	}
-	if err := os.Remove(obstacle); err != nil {
-		t.Fatal(err)
-	}
+	failing.Store(false)
 	if id, code := c.initProducerID(); id != 0 || code != 0 {
 		t.Errorf("got id %d, code %d, want the first one", id, code)
-	}
-}
-
-func TestNoTransactionalProducers(t *testing.T) {
-	c := start(t, server.Config{}).dial()
-	req := kmsg.NewPtrInitProducerIDRequest()
-	req.TransactionalID = kmsg.StringPtr("tx")
-	resp := ask[*kmsg.InitProducerIDResponse](c, req)
-	if resp.ErrorCode != kerr.InvalidRequest.Code || resp.ProducerID != -1 {
-		t.Errorf("answered %+v", resp)
 	}
 }
 

@@ -3,8 +3,9 @@
 // under a lock, is written and synced without it, together with others, and is
 // then committed. The file partition.go has these steps.
 //
-// The broker serves idempotent producers and consumers of single partitions. It
-// has no transactions, consumer groups, replication, authentication or
+// The broker serves idempotent and transactional producers, and consumers of
+// single partitions at either isolation level. It keeps the offsets of consumer
+// groups, but does not run the groups. It has no replication, authentication or
 // retention.
 package server
 
@@ -20,21 +21,21 @@ import (
 	"time"
 
 	"github.com/idempotence-go/idempotence/examples/broker/durable"
+	"github.com/idempotence-go/idempotence/examples/broker/wire"
 )
 
-// Files of a data directory.
-const (
-	lockName        = "lock"
-	producerIDsName = "producer-ids"
-)
+// lockName is a file of the data directory. txnLogName and cleanStopName are
+// others.
+const lockName = "lock"
 
 // A Server is one broker. Its methods may be called concurrently.
 type Server struct {
 	cfg         Config
+	apis        wire.APIs
 	quiet       *quietHandler // of cfg.repeated
 	lock        *os.File
 	topics      *topics
-	producerIDs *producerIDs
+	coordinator *coordinator
 
 	smallRequests, largeRequests, fetchAnswers *pool
 
@@ -68,6 +69,7 @@ func Open(cfg Config) (_ *Server, err error) {
 	}
 	cfg.repeated = slog.New(s.quiet)
 	s.cfg = cfg
+	s.apis = servedAPIs(cfg.TransactionVersion)
 	s.closing, s.close = context.WithCancel(context.Background())
 	if err := s.openDir(); err != nil {
 		return nil, err
@@ -96,7 +98,9 @@ func (s *Server) openDir() (err error) {
 	if err := writeCleanStop(s.cfg.Dir, s.topics.all()); err != nil {
 		return errors.Join(err, s.topics.close(alreadyEnded()))
 	}
-	s.producerIDs = openProducerIDs(filepath.Join(s.cfg.Dir, producerIDsName), s.topics.maxProducerID(), s.cfg.Log)
+	if s.coordinator, err = openCoordinator(s.closing, s.cfg, s.topics); err != nil {
+		return errors.Join(err, s.topics.close(alreadyEnded()))
+	}
 	return nil
 }
 
@@ -215,7 +219,8 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	defer stop()
 	s.serving.Wait()
 	s.expiring.Wait()
-	err := s.topics.close(ctx)
+	err := s.coordinator.close(ctx.Err() == nil)
+	err = errors.Join(err, s.topics.close(ctx))
 	err = errors.Join(err, writeCleanStop(s.cfg.Dir, s.topics.all()))
 	s.quiet.flush()
 	return errors.Join(err, s.lock.Close())

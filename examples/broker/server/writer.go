@@ -25,9 +25,11 @@ func (p *partition) write() {
 		if err := p.appendGroup(group); err != nil {
 			p.cfg.repeated.Error("append failed", "log", p.dir, "batches", len(group), "err", err)
 			p.fail(group, p.log.Broken())
-			continue
+		} else {
+			p.commit(group)
 		}
-		p.commit(group)
+		// After a failure too: what it held back from readers of committed
+		// records may be read now.
 		p.wakeWatchers()
 	}
 }
