@@ -50,7 +50,8 @@ func inspect(out io.Writer, paths []string) error {
 // inspectDir prints the partition in a directory, or all that are in a data
 // directory.
 func inspectDir(out io.Writer, dir string) error {
-	if segment.Exists(dir) {
+	_, err := os.Stat(filepath.Join(dir, server.TxnLogName))
+	if err != nil && segment.Exists(dir) {
 		return inspectPartition(out, dir)
 	}
 	entries, err := os.ReadDir(dir)

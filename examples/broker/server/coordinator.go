@@ -17,9 +17,11 @@ import (
 	"github.com/idempotence-go/idempotence/examples/broker/txn"
 )
 
-const (
-	txnLogName = "transactions.log"
+// TxnLogName is the file of the data directory that holds what the transaction
+// coordinator has recorded. It is not the log of a partition.
+const TxnLogName = "transactions.log"
 
+const (
 	// txnExpireInterval is how late a transaction may be aborted that has timed
 	// out.
 	txnExpireInterval = 100 * time.Millisecond
@@ -55,17 +57,17 @@ type coordinator struct {
 // openCoordinator reads transactions.log, and has the start recorded there. It
 // writes the markers that the last run owed.
 func openCoordinator(closing context.Context, cfg Config, topics *topics) (*coordinator, error) {
-	path := filepath.Join(cfg.Dir, txnLogName)
+	path := filepath.Join(cfg.Dir, TxnLogName)
 	_, missing := os.Stat(path)
 	log, found, err := openTxnLog(path, cfg)
 	if err != nil {
 		return nil, err
 	}
 	if found.Tail != nil {
-		cfg.Log.Error("log cut after an unclean stop", "log", txnLogName, "err", found.Tail)
+		cfg.Log.Error("log cut after an unclean stop", "log", TxnLogName, "err", found.Tail)
 	}
 	if found.Duplicates > 0 {
-		cfg.Log.Error("records found twice", "log", txnLogName, "records", found.Duplicates)
+		cfg.Log.Error("records found twice", "log", TxnLogName, "records", found.Duplicates)
 	}
 	c := &coordinator{cfg: cfg, log: log, topics: topics, closing: closing, writing: make(map[txn.Marker]bool)}
 	c.Coordinator, err = txn.NewCoordinator(txn.Config{
@@ -73,7 +75,7 @@ func openCoordinator(closing context.Context, cfg Config, topics *topics) (*coor
 		InUse:           topics.knowProducer,
 	}, found, log)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", txnLogName, err), log.close())
+		return nil, errors.Join(fmt.Errorf("%s: %w", TxnLogName, err), log.close())
 	}
 	c.writeMarkers()
 	c.working.Go(c.expire)
@@ -91,7 +93,7 @@ func firstProducerID(recorded, existed bool, highest int64, log *slog.Logger) in
 	switch {
 	case !recorded && (existed || next > 0): // the log is lost
 		next = min(next+lostIDs, firstMadeUpID)
-		log.Error("producer ids lost", "continuing with", next, "log", txnLogName)
+		log.Error("producer ids lost", "continuing with", next, "log", TxnLogName)
 	case next == firstMadeUpID && recorded:
 		next = 0 // the log knows
 	}

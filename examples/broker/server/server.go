@@ -24,7 +24,7 @@ import (
 	"github.com/idempotence-go/idempotence/examples/broker/wire"
 )
 
-// lockName is a file of the data directory. txnLogName and cleanStopName are
+// lockName is a file of the data directory. TxnLogName and cleanStopName are
 // others.
 const lockName = "lock"
 
