@@ -70,10 +70,15 @@ func (s *Server) apiVersions() *kmsg.ApiVersionsResponse {
 }
 
 // unsupportedApiVersions answers a client that is newer than the broker. The
-// client asks again with a version from the list.
+// client asks again with the version that is named (KIP-511). It would take a
+// full list as it is, and not see the features, which this answer cannot have.
 func (s *Server) unsupportedApiVersions() *kmsg.ApiVersionsResponse {
-	resp := s.apiVersions()
+	resp := kmsg.NewPtrApiVersionsResponse()
 	resp.ErrorCode = kerr.UnsupportedVersion.Code
+	k := kmsg.NewApiVersionsResponseApiKey()
+	k.ApiKey = int16(kmsg.ApiVersions)
+	k.MinVersion, k.MaxVersion = s.apis[k.ApiKey].Min, s.apis[k.ApiKey].Max
+	resp.ApiKeys = append(resp.ApiKeys, k)
 	return resp
 }
 
