@@ -155,7 +155,7 @@ func (p *interposer) exchange(broker net.Conn, request []byte) ([]byte, error) {
 	if kmsg.Key(binary.BigEndian.Uint16(request[4:])) != kmsg.Produce {
 		return ask()
 	}
-	header, req, err := wire.Decode(request[4:], wire.APIs{int16(kmsg.Produce): {Min: 3, Max: 11}})
+	header, req, err := wire.Decode(request[4:], wire.APIs{int16(kmsg.Produce): {Min: 3, Max: 12}})
 	if err != nil {
 		return nil, err
 	}
