@@ -77,13 +77,12 @@ func (s *state) startTick(now instant) {
 
 // idleFor reports whether the producer at a link was last active limit or longer
 // before the last Expire.
-func (s *state) idleFor(at link, limit time.Duration) bool {
+func (r *roster) idleFor(at link, limit time.Duration) bool {
 	if at == 0 {
 		return false
 	}
-	r := &s.recency
-	k := s.table.at(at.row()).tick
-	return k != r.current && !r.now.before(r.ticks[k].at().add(limit))
+	k := r.table.at(at.row()).tick
+	return k != r.recency.current && !r.recency.now.before(r.recency.ticks[k].at().add(limit))
 }
 
 // sweep forgets idle producers, at most sweepStep unless all are idle, and reports

@@ -316,8 +316,8 @@ func (s *state) apply(b *Batch, baseOffset int64) (Result, error) {
 		return res, nil
 	case s.inFlight.queueOf(b.ProducerID, p) != nil:
 		return Result{}, s.refuse(*b, p, ErrInFlight)
-	case !s.fits(p, baseOffset, b.offsets()) || baseOffset < s.opensFrom(b, p):
-		return Result{}, s.refuseOffset(*b, p, baseOffset, max(s.lowestFit(p), s.opensFrom(b, p)))
+	case !s.fits(p, baseOffset, b.offsets()) || baseOffset < s.txns.opensFrom(b, p):
+		return Result{}, s.refuseOffset(*b, p, baseOffset, max(s.lowestFit(p), s.txns.opensFrom(b, p)))
 	}
 	s.stats.Accepted++
 	s.advance(baseOffset + b.offsets())

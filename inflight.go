@@ -311,20 +311,25 @@ func (f *inFlightBatch) lowest() int64 {
 	return f.floor
 }
 
-// lowest returns the lowest offset at which something in flight can lie, or limit
-// if that is lower. It looks at every queue. The head of a queue has the lowest
-// floor, and what is committed behind it lies no lower.
+// lowest returns the lowest offset at which something in flight or abandoned can lie,
+// or limit if that is lower. It looks at every queue. The head of a queue has the
+// lowest floor, and what is committed behind it lies no lower.
 func (s *inFlightSet) lowest(limit int64) int64 {
+	if s == nil {
+		return limit
+	}
 	for n := range s.queues {
 		if q := &s.queues[n]; q.count > 0 {
 			limit = min(limit, q.at(0).floor)
 		}
 	}
+	if s.tail.unknown {
+		limit = min(limit, s.tail.from)
+	}
 	return limit
 }
 
-// lowestTxn returns the lowest offset at which a transactional batch in flight, or an
-// abandoned one, can lie, or limit if that is lower.
+// lowestTxn is lowest for transactional batches. It takes constant time.
 func (s *inFlightSet) lowestTxn(limit int64) int64 {
 	if s == nil {
 		return limit
@@ -336,6 +341,13 @@ func (s *inFlightSet) lowestTxn(limit int64) int64 {
 		limit = min(limit, t.txnFrom)
 	}
 	return limit
+}
+
+// replayed records that a replay has covered [base, end). The end offset is logEnd.
+func (s *inFlightSet) replayed(base, end, logEnd int64) {
+	if s != nil {
+		s.tail.replayed(base, end, logEnd)
+	}
 }
 
 // byTicket returns the numbers of the queues in use, in the order in which their

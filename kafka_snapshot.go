@@ -181,7 +181,7 @@ func (s *state) decodeKafka(d *snapshotDecoder) {
 		}
 	}
 	d.requireSum(d.checksum(), want)
-	if s.reindex(d); d.err == nil {
+	if d.reindex(&s.table); d.err == nil {
 		s.enlist(timed, untimed)
 		s.findOpenTxns()
 	}
@@ -235,39 +235,38 @@ const signBit = 1 << 63
 
 // enlist puts all rows into the lists: those with a time, which is their key, and then
 // those without one.
-func (s *state) enlist(timed, untimed []ranked) {
-	all := &frozen{pages: s.table.pages, rows: s.table.rows}
+func (r *roster) enlist(timed, untimed []ranked) {
+	all := &frozen{pages: r.table.pages, rows: r.table.rows}
 	all.sort(timed)
 	for len(timed) > 0 {
 		at, n := timed[0].key, 1
 		for n < len(timed) && timed[n].key == at {
 			n++
 		}
-		s.enlistAt(all, int64(at^signBit), timed[:n])
+		r.enlistAt(all, int64(at^signBit), timed[:n])
 		timed = timed[n:]
 	}
-	r := &s.recency
 	if len(untimed) > 0 {
-		s.enlistAt(all, 0, untimed)
-	} else if len(r.ticks) > 0 {
-		r.current = r.newTick()
+		r.enlistAt(all, 0, untimed)
+	} else if len(r.recency.ticks) > 0 {
+		r.recency.current = r.recency.newTick()
 	}
-	r.ahead = true
+	r.recency.ahead = true
 }
 
 // enlistAt puts the rows last active at one time into the lists, in the order of their
 // newest batches. It makes a tick for them, and makes it the current one.
-func (s *state) enlistAt(all *frozen, ms int64, rows []ranked) {
+func (r *roster) enlistAt(all *frozen, ms int64, rows []ranked) {
 	for i := range rows {
 		rows[i].key = uint64(all.at(rows[i].row).newestOffset() + 1)
 	}
 	all.sort(rows)
-	s.recency.current = s.recency.newTick()
-	s.recency.ticks[s.recency.current].ms = ms
-	for _, r := range rows {
-		p := all.at(r.row)
+	r.recency.current = r.recency.newTick()
+	r.recency.ticks[r.recency.current].ms = ms
+	for _, k := range rows {
+		p := all.at(k.row)
 		p.pinned = p.inTransaction()
-		s.recency.give(p)
-		s.push(p, r.row)
+		r.recency.give(p)
+		r.push(p, k.row)
 	}
 }

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// This file is the roster: the producers, and which of them were active when. Producers stand in a
-// list in the order of their last activity, so that forgetting takes from one end
+// This file is the roster: the producers, and when each was active. Producers are in
+// a list in the order of their last activity, so that forgetting takes from one end
 // and never searches.
 //
 // The time of an activity is not known when a batch is committed, since time

@@ -103,7 +103,7 @@ func (m *ProducerStateManager) Replay(b Batch, baseOffset int64) error {
 	if b.ProducerID != NoProducerID {
 		m.replay(&b, baseOffset, untold)
 	}
-	m.replayed(baseOffset, end)
+	m.inFlight.replayed(baseOffset, end, m.endOffset)
 	return nil
 }
 
@@ -190,28 +190,29 @@ func (s *state) overtake(pid int64, epoch int16, offset int64) (*producer, uint3
 // offset that is negative or the largest int64; with Config.Contiguous also for one
 // beyond EndOffset. Safe for concurrent use.
 func (m *ProducerStateManager) ReplayMarker(k Marker, offset int64) error {
-	return m.replayMarker(k, offset, offset+1)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.replayMarker(&k, offset, offset+1)
 }
 
 // replayMarker is ReplayMarker for a control batch that takes the offsets up to end.
-func (m *ProducerStateManager) replayMarker(k Marker, offset, end int64) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+func (s *state) replayMarker(k *Marker, offset, end int64) error {
 	switch {
 	case k.ProducerID < 0 || k.Epoch < 0:
-		return newMarkerError(k, offset, ErrInvalidBatch)
-	case !m.mayReplay(offset, 1):
-		return newMarkerError(k, offset, ErrOffsetOrder)
+		return newMarkerError(*k, offset, ErrInvalidBatch)
+	case !s.mayReplay(offset, 1):
+		return newMarkerError(*k, offset, ErrOffsetOrder)
 	}
-	untold := m.isUntold(offset, false)
-	m.advance(end)
-	if p := m.table.find(k.ProducerID); p != nil && (k.Epoch < p.epoch || offset < p.newestOffset()) {
-		m.replayStaleMarker(&k, offset, untold)
+	untold := s.isUntold(offset, false)
+	s.advance(end)
+	s.lastMarker = max(s.lastMarker, end-1)
+	if p := s.table.find(k.ProducerID); p != nil && (k.Epoch < p.epoch || offset < p.newestOffset()) {
+		s.replayStaleMarker(k, offset, untold)
 	} else {
-		m.overtake(k.ProducerID, k.Epoch, offset)
-		m.applyMarker(&k, offset)
+		s.overtake(k.ProducerID, k.Epoch, offset)
+		s.applyMarker(k, offset)
 	}
-	m.replayed(offset, end)
+	s.inFlight.replayed(offset, end, s.endOffset)
 	return nil
 }
 
@@ -220,10 +221,9 @@ func (m *ProducerStateManager) replayMarker(k Marker, offset, end int64) error {
 // manager has been told of changes nothing else: the producer may have been forgotten
 // since.
 func (s *state) replayStaleMarker(k *Marker, offset int64, untold bool) {
-	s.lastMarker = max(s.lastMarker, offset)
 	p, row := s.table.edit(k.ProducerID)
 	if k.CoordinatorEpoch != noCoordinator {
-		s.endTxn(p, offset, k.Commit)
+		s.txns.end(p, offset, k.Commit)
 	}
 	if untold {
 		p.coordinatorEpoch = max(p.coordinatorEpoch, k.CoordinatorEpoch)
@@ -275,28 +275,27 @@ func (noSink) skip(int64, int64) error                 { return nil }
 // log, so a batch that no producer could have sent is skipped and not refused.
 type managerSink struct {
 	m   *ProducerStateManager
-	end int64 // of the entry before, or noOffset
+	end int64 // one past the entry before, or noOffset
 }
 
 func (s *managerSink) replayBatch(b Batch, baseOffset int64) error {
-	s.end = baseOffset
-	if err := s.m.Replay(b, baseOffset); !errors.Is(err, ErrInvalidBatch) {
-		return err
-	}
-	return s.skip(baseOffset, baseOffset+int64(b.Count))
+	return s.took(s.m.Replay(b, baseOffset), baseOffset, baseOffset+int64(b.Count))
 }
 
-// replayMarker also takes in the offsets behind the marker's own, which a control
-// batch of more than one record has.
 func (s *managerSink) replayMarker(k Marker, offset, endOffset int64) error {
-	s.end = offset
-	if err := s.m.ReplayMarker(k, offset); err != nil && !errors.Is(err, ErrInvalidBatch) {
-		return err
-	}
 	s.m.mu.Lock()
-	s.m.lastMarker = max(s.m.lastMarker, endOffset-1)
+	err := s.m.replayMarker(&k, offset, endOffset)
 	s.m.mu.Unlock()
-	return s.skip(offset, endOffset)
+	return s.took(err, offset, endOffset)
+}
+
+// took notes that an entry was replayed with an error or without.
+func (s *managerSink) took(err error, base, endOffset int64) error {
+	if errors.Is(err, ErrInvalidBatch) {
+		return s.skip(base, endOffset)
+	}
+	s.end = endOffset
+	return err
 }
 
 // skip takes in an entry that says nothing about producers. The log is then known from
@@ -308,7 +307,7 @@ func (s *managerSink) skip(base, endOffset int64) error {
 	if s.end == noOffset {
 		s.end = base
 	}
-	s.m.replayed(s.end, endOffset)
+	s.m.inFlight.replayed(s.end, endOffset, s.m.endOffset)
 	s.end = endOffset
 	return nil
 }

@@ -70,30 +70,30 @@ func (s *state) decode(d *snapshotDecoder) (logID [16]byte) {
 	s.endOffset, s.restoredLogEnd = head.endOffset, head.logEndOffset
 	s.maxProducerID, s.lastMarker, s.lastForgetEnd, s.inexact = head.maxProducerID, head.lastMarker, head.lastForgetEnd, head.inexact
 	s.recency.now = head.now
-	s.decodeTimes(d, times, producers)
-	s.decodeProducers(d, producers)
+	s.recency.decode(d, times, producers)
+	s.decodeProducers(d, &head, producers)
 	s.decodeAborted(d, &head)
 	sum := d.checksum()
 	d.requireSum(sum, d.uint32())
-	if s.reindex(d); d.err == nil {
+	if d.reindex(&s.table); d.err == nil {
 		s.findOpenTxns()
 	}
 	return head.logID
 }
 
-func (s *state) reindex(d *snapshotDecoder) {
+// reindex enters the producers that were read into the index of their table.
+func (d *snapshotDecoder) reindex(t *table) {
 	if d.err != nil {
 		return
 	}
-	if twice := s.table.reindex(); twice != nil {
+	if twice := t.reindex(); twice != nil {
 		d.fail("producer %d occurs twice", twice.id)
 	}
 }
 
-// decodeTimes reads the times as ticks, and adds the current tick for the producers
-// that have none of them.
-func (s *state) decodeTimes(d *snapshotDecoder, times, producers uint32) {
-	r := &s.recency
+// decode reads the times as ticks, and adds the current tick for the producers that
+// have none of them.
+func (r *recency) decode(d *snapshotDecoder, times, producers uint32) {
 	rest := producers
 	for i := range times {
 		k := d.tick()
@@ -117,10 +117,10 @@ func (s *state) decodeTimes(d *snapshotDecoder, times, producers uint32) {
 }
 
 // decodeProducers reads the producers. Rows are in the order of the lists.
-func (s *state) decodeProducers(d *snapshotDecoder, producers uint32) {
-	for i, k := range s.recency.ticks {
+func (r *roster) decodeProducers(d *snapshotDecoder, head *snapshotHead, producers uint32) {
+	for i, k := range r.recency.ticks {
 		for range k.producers {
-			if s.decodeProducer(d, uint32(i), producers); d.err != nil {
+			if r.decodeProducer(d, head, uint32(i), producers); d.err != nil {
 				return
 			}
 		}
@@ -128,16 +128,16 @@ func (s *state) decodeProducers(d *snapshotDecoder, producers uint32) {
 }
 
 // decodeProducer reads a producer last active in a tick.
-func (s *state) decodeProducer(d *snapshotDecoder, tick, producers uint32) {
+func (r *roster) decodeProducer(d *snapshotDecoder, head *snapshotHead, tick, producers uint32) {
 	b := d.peek(producerLimit)
 	if len(b) < producerSize {
 		d.cutOff(producerSize)
 		return
 	}
-	row := s.table.rows
-	p := s.table.append(int64(littleEndian.Uint64(b)))
-	size, invalid := p.decode(b, s.restoredLogEnd)
-	if p.id > s.maxProducerID {
+	row := r.table.rows
+	p := r.table.append(int64(littleEndian.Uint64(b)))
+	size, invalid := p.decode(b, head.logEndOffset)
+	if p.id > head.maxProducerID {
 		invalid = "producer id"
 	}
 	if invalid != "" {
@@ -146,7 +146,7 @@ func (s *state) decodeProducer(d *snapshotDecoder, tick, producers uint32) {
 	}
 	d.skip(size)
 	p.tick, p.pinned = tick, p.inTransaction()
-	s.push(p, row)
+	r.push(p, row)
 }
 
 // decodeAborted reads what version 2 has behind the producers. Version 1 does not
@@ -211,19 +211,25 @@ func (p *producer) decode(b []byte, logEndOffset int64) (size int, invalid strin
 			return 0, "first offset of the transaction"
 		}
 	}
+	return size, p.window.decode(b[at:size], logEndOffset)
+}
+
+// decode reads batches into an empty window. It returns the name of the first invalid
+// field, if any.
+func (w *window) decode(b []byte, logEndOffset int64) (invalid string) {
 	end := int64(0)
-	for ; at < size; at += entrySize {
-		e := entry{span(littleEndian.Uint64(b[at:])), int64(littleEndian.Uint64(b[at+8:]))}
+	for ; len(b) > 0; b = b[entrySize:] {
+		e := entry{span(littleEndian.Uint64(b)), int64(littleEndian.Uint64(b[8:]))}
 		switch {
 		case e.span.first() < 0 || e.span.count() < 1:
-			return 0, "sequences of a batch"
+			return "sequences of a batch"
 		case e.baseOffset < end || e.baseOffset > logEndOffset-int64(e.span.count()):
-			return 0, "base offset of a batch"
+			return "base offset of a batch"
 		}
-		p.window.refill(e.span, e.baseOffset)
+		w.refill(e.span, e.baseOffset)
 		end = e.baseOffset + 1
 	}
-	return size, ""
+	return ""
 }
 
 func (p *producer) setFlags(flags byte) {

@@ -151,7 +151,7 @@ func (m *ProducerStateManager) Snapshot() *Snapshot {
 		truncationsBefore: m.truncations.Load(),
 		head: snapshotHead{
 			logID:         m.cfg.LogID,
-			endOffset:     m.snapshotEnd(),
+			endOffset:     m.inFlight.lowest(m.endOffset),
 			logEndOffset:  m.knownEnd(),
 			maxProducerID: m.maxProducerID,
 			exactness:     m.exactness,

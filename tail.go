@@ -81,23 +81,3 @@ func (m *ProducerStateManager) ReplayedTo(endOffset int64) {
 		m.inFlight.tail.cover(endOffset, m.inFlight.tail.end)
 	}
 }
-
-// replayed is tail.replayed for the manager's log.
-func (s *state) replayed(base, end int64) {
-	if s.inFlight != nil {
-		s.inFlight.tail.replayed(base, end, s.endOffset)
-	}
-}
-
-// snapshotEnd returns the offset from which on the log may hold batches that the
-// state does not know: the end offset, unless something is in flight or unknown.
-func (s *state) snapshotEnd() int64 {
-	if s.inFlight == nil {
-		return s.endOffset
-	}
-	end := s.inFlight.lowest(s.endOffset)
-	if t := &s.inFlight.tail; t.unknown {
-		end = min(end, t.from)
-	}
-	return end
-}

@@ -403,9 +403,7 @@ func (tr *transcript) inFlight(s step) string {
 }
 
 func (tr *transcript) snapshotEnd(step) string {
-	tr.part.m.mu.Lock()
-	defer tr.part.m.mu.Unlock()
-	return fmt.Sprint(tr.part.m.snapshotEnd())
+	return fmt.Sprint(tr.part.m.Snapshot().EndOffset())
 }
 
 func (tr *transcript) advance(s step) string {

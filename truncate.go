@@ -91,7 +91,7 @@ func (s *state) truncate(to int64) {
 			s.inexact = true
 		}
 	}
-	s.truncateTxns(to)
+	s.txns.truncate(to)
 	s.unpin()
 }
 

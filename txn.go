@@ -135,32 +135,26 @@ func (s *state) keepTxns(former *state) {
 // opensFrom returns the lowest offset at which b may open a transaction: the highest
 // high watermark given to LastStableOffset, or the last stable offset would fall. It
 // is 0 if b opens none. p may be nil.
-func (s *state) opensFrom(b *Batch, p *producer) int64 {
-	if !b.Transactional || s.txns == nil || p != nil && p.inTransaction() {
+func (t *transactions) opensFrom(b *Batch, p *producer) int64 {
+	if t == nil || !b.Transactional || p != nil && p.inTransaction() {
 		return 0
 	}
-	return max(s.txns.watermark, 0)
+	return max(t.watermark, 0)
 }
 
-// endTxn ends the open transaction of p by the marker at offset, unless it begins
-// behind the marker.
-func (s *state) endTxn(p *producer, offset int64, commit bool) {
+// end ends the open transaction of p by the marker at offset, unless it begins behind
+// the marker.
+func (t *transactions) end(p *producer, offset int64, commit bool) {
 	if !p.inTransaction() || p.txnFirst >= offset {
 		return
 	}
-	t := s.txns
 	if !commit {
 		t.aborted.add(AbortedTransaction{p.id, p.txnFirst, offset})
 	}
 	if t.watermark != noOffset && offset >= t.watermark {
 		t.ended.add(p.txnFirst, offset)
 	}
-	s.closeTxn(p)
-}
-
-// closeTxn notes that no transaction of p is open any more.
-func (s *state) closeTxn(p *producer) {
-	s.txns.open.remove(p.txnFirst, p.id)
+	t.open.remove(p.txnFirst, p.id)
 	p.txnFirst = noTxn
 }
 
@@ -267,7 +261,7 @@ func (s *state) applyMarker(k *Marker, offset int64) {
 	s.lastMarker = max(s.lastMarker, offset)
 	p, row := s.edit(k.ProducerID, k.Epoch)
 	if k.CoordinatorEpoch != noCoordinator {
-		s.endTxn(p, offset, k.Commit)
+		s.txns.end(p, offset, k.Commit)
 	}
 	if k.Epoch > p.epoch {
 		p.adopt(k.Epoch)
@@ -415,10 +409,10 @@ func (s *state) advanceStart(logStart int64) {
 	}
 }
 
-// truncateTxns takes back what is known of transactions at or past to. The rows of
-// the producers have been cut already.
-func (s *state) truncateTxns(to int64) {
-	if t := s.txns; t != nil {
+// truncate takes back what is known of transactions at or past to, except for the open
+// ones.
+func (t *transactions) truncate(to int64) {
+	if t != nil {
 		t.logStart, t.abortedFrom = min(t.logStart, to), min(t.abortedFrom, to)
 		t.aborted.truncate(to)
 		t.ended.truncate(to)
