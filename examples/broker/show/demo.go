@@ -1,6 +1,7 @@
-// Package show shows the example broker at work: idempotent producers over a
-// network that cuts connections at the worst moment, with deduplication and
-// without, and what several requests in flight are worth.
+// Package show shows the example broker at work over a network that cuts
+// connections at the worst moment: idempotent producers with deduplication and
+// without, and applications with transactions and without. It also shows what
+// several requests in flight are worth.
 package show
 
 import (
@@ -36,10 +37,16 @@ const (
 )
 
 // Run produces numbered records over a bad network to a broker that deduplicates
-// and to one that does not, and prints how each fared. It returns an error unless
-// the first one stored every record exactly once, although producers had to
-// retry. observe, if it is not nil, gets every verdict.
+// and to one that does not, and prints how each fared. Then it does the same with
+// transactions and without. It returns an error unless the first broker stored
+// every record exactly once, and committed readers got exactly the transactions
+// that were committed, although producers had to retry. observe, if it is not nil,
+// gets the verdicts of the first part.
 func Run(ctx context.Context, out io.Writer, observe func(server.Event)) error {
+	return run(ctx, out, observe, demoTransactions)
+}
+
+func run(ctx context.Context, out io.Writer, observe func(server.Event), transactions int) error {
 	ctx, cancel := context.WithTimeout(ctx, demoTimeout)
 	defer cancel()
 	fmt.Fprintf(out, "%s numbered records to %d partitions, %d requests in flight. After every %dth append\n"+
@@ -57,7 +64,7 @@ func Run(ctx context.Context, out io.Writer, observe func(server.Event)) error {
 		return err
 	}
 	printTable(out, with, without)
-	return errors.Join(with.judge(), showThroughput(ctx, out))
+	return errors.Join(with.judge(), showTransactions(ctx, out, transactions), showThroughput(ctx, out))
 }
 
 // An outcome is what one run came to.

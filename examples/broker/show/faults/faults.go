@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"sync"
 	"time"
 
@@ -113,3 +114,15 @@ func (p *Proxy) add(kind string, attributes map[string]int) error {
 
 // Heal removes all delays.
 func (p *Proxy) Heal() { p.proxy.Toxics.ResetToxics(context.Background()) }
+
+// Dial connects to a proxy, and does not give up while the proxy is being cut
+// and accepts no connections.
+func Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	var d net.Dialer
+	c, err := d.DialContext(ctx, network, addr)
+	for tries := 0; err != nil && tries < 100 && ctx.Err() == nil; tries++ {
+		time.Sleep(10 * time.Millisecond)
+		c, err = d.DialContext(ctx, network, addr)
+	}
+	return c, err
+}

@@ -53,18 +53,20 @@ func (a *Acks) Places() (map[string]Place, error) {
 	return a.places, a.err
 }
 
-// Read returns all records of a topic, by partition and in the order of the log.
-// Each partition must have at least one.
-func Read(ctx context.Context, addr, topic string, partitions int32) ([][]string, error) {
+// Read returns the records of a topic, by partition and in the order of the log:
+// all of them, unless an option says otherwise. Each partition must have at least
+// one, and no transaction may be open.
+func Read(ctx context.Context, addr, topic string, partitions int32, more ...kgo.Opt) ([][]string, error) {
 	starts := make(map[int32]kgo.Offset)
 	for i := range partitions {
 		starts[i] = kgo.NewOffset().At(0)
 	}
-	cl, err := kgo.NewClient(
+	cl, err := kgo.NewClient(append([]kgo.Opt{
 		kgo.SeedBrokers(addr),
 		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{topic: starts}),
+		kgo.KeepControlRecords(), // with which a partition may end
 		kgo.AlwaysRetryEOF(),
-	)
+	}, more...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +80,9 @@ func Read(ctx context.Context, addr, topic string, partitions int32) ([][]string
 		}
 		fetches.EachPartition(func(p kgo.FetchTopicPartition) {
 			for _, r := range p.Records {
-				records[p.Partition] = append(records[p.Partition], string(r.Value))
+				if !r.Attrs.IsControl() {
+					records[p.Partition] = append(records[p.Partition], string(r.Value))
+				}
 			}
 			if n := len(p.Records); n > 0 && p.Records[n-1].Offset+1 == p.HighWatermark {
 				unfinished--
