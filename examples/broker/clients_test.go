@@ -19,6 +19,7 @@ import (
 
 	"github.com/IBM/sarama"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/idempotence-go/idempotence"
 	"github.com/idempotence-go/idempotence/examples/broker/segment/segmenttest"
@@ -62,7 +63,8 @@ func (l *listener) hangUp() {
 }
 
 // A rig is a broker behind a proxy, and faults that strike at the worst
-// moment: after a batch has been appended, before its producer hears of it.
+// moment: after a batch has been appended, or a transaction changed, before the
+// producer hears of it.
 type rig struct {
 	t     *testing.T
 	cfg   server.Config
@@ -72,8 +74,9 @@ type rig struct {
 	mu         sync.Mutex
 	server     *server.Server
 	listener   *listener
-	every      int // batches appended from one fault to the next
+	every      int // batches appended, and answers to a request, from one fault to the next
 	appended   int
+	answered   map[kmsg.Key]int // requests that change a transaction
 	struck     map[arrival]bool // batches that were not acknowledged at first
 	recognised map[arrival]bool
 	restarting sync.WaitGroup
@@ -93,9 +96,9 @@ func newRigWith(t *testing.T, every int, fault func(*rig), cfg server.Config) *r
 	t.Cleanup(proxy.Close)
 	r := &rig{
 		t: t, proxy: proxy, every: every, fault: fault,
-		struck: make(map[arrival]bool), recognised: make(map[arrival]bool),
+		struck: make(map[arrival]bool), recognised: make(map[arrival]bool), answered: make(map[kmsg.Key]int),
 	}
-	cfg.Dir, cfg.Advertise, cfg.Observe = t.TempDir(), proxy.Addr(), r.observe
+	cfg.Dir, cfg.Advertise, cfg.Observe, cfg.ObserveAnswer = t.TempDir(), proxy.Addr(), r.observe, r.observeAnswer
 	cfg.SegmentBytes = 64 << 10 // small, so that restarts read several
 	r.cfg = cfg
 	r.start()
@@ -152,6 +155,26 @@ func (r *rig) strikes(id arrival, verdict idempotence.Verdict) bool {
 		return r.struck[id]
 	}
 	return false
+}
+
+func (r *rig) observeAnswer(req kmsg.Request, _ kmsg.Response) {
+	switch key := kmsg.Key(req.Key()); key {
+	case kmsg.AddPartitionsToTxn, kmsg.EndTxn:
+		r.mu.Lock()
+		r.answered[key]++
+		strikes := r.answered[key]%r.every == 0
+		r.mu.Unlock()
+		if strikes {
+			r.fault(r)
+		}
+	}
+}
+
+// batches returns how many batches were appended so far.
+func (r *rig) batches() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.appended
 }
 
 // cut is the plain fault.

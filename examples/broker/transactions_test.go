@@ -143,10 +143,11 @@ type txnClient func(t *testing.T, addr, id string, timeout time.Duration) transa
 var txnClients = map[string]struct {
 	dial   txnClient
 	newest int16 // version of transactions that it knows
+	load   int   // transactions that it gets done through faults in a second or two
 }{
-	"franz-go": {newFranzTxn, 2},
-	"Sarama":   {newSaramaTxn, 1},
-	"kcat":     {newKcatTxn, 1},
+	"franz-go": {newFranzTxn, 2, 24},
+	"Sarama":   {newSaramaTxn, 1, 24},
+	"kcat":     {newKcatTxn, 1, 8},
 }
 
 type franzTxn struct{ cl *kgo.Client }
@@ -190,6 +191,8 @@ func saramaConfig() *sarama.Config {
 	cfg.Producer.Return.Successes = true
 	cfg.Metadata.Retry.Max = 100
 	cfg.Metadata.Retry.Backoff = 10 * time.Millisecond
+	cfg.Producer.Transaction.Retry.Max = 1000
+	cfg.Producer.Transaction.Retry.Backoff = 5 * time.Millisecond
 	return cfg
 }
 
@@ -235,11 +238,7 @@ func newKcatTxn(t *testing.T, addr, id string, timeout time.Duration) transactor
 	k := &kcatTxn{args: []string{"-b", addr, "-t", topic, "-p", "0", "-P", "-E",
 		"-X", "transactional.id=" + id, "-X", fmt.Sprint("transaction.timeout.ms=", timeout.Milliseconds()),
 		"-X", "retry.backoff.ms=10", "-X", "reconnect.backoff.ms=5", "-X", "reconnect.backoff.max.ms=20"}}
-	t.Cleanup(func() {
-		if k.cmd != nil {
-			k.vanish()
-		}
-	})
+	t.Cleanup(k.vanish)
 	return k
 }
 
@@ -275,6 +274,9 @@ func (k *kcatTxn) end(commit bool) error {
 }
 
 func (k *kcatTxn) vanish() {
+	if k.cmd == nil {
+		return
+	}
 	k.cmd.Process.Kill()
 	k.cmd.Wait()
 	k.cmd = nil
@@ -284,15 +286,15 @@ func (k *kcatTxn) vanish() {
 const lastRecord = "the end"
 
 // finish appends the last record, outside of any transaction.
-func (b *txnBroker) finish() {
-	b.t.Helper()
-	cl, err := newFranz(b.addr)
+func finish(t *testing.T, addr string) {
+	t.Helper()
+	cl, err := newFranz(addr)
 	if err != nil {
-		b.t.Fatal(err)
+		t.Fatal(err)
 	}
 	defer cl.Close()
-	if err := cl.ProduceSync(b.t.Context(), kgo.StringRecord(lastRecord)).FirstErr(); err != nil {
-		b.t.Fatal(err)
+	if err := cl.ProduceSync(t.Context(), kgo.StringRecord(lastRecord)).FirstErr(); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -458,7 +460,7 @@ func TestTransactionalClients(t *testing.T) {
 		end2(commit)
 		b.await(14, 14)
 
-		b.finish()
+		finish(t, b.addr)
 		b.check([]string{"a1", "a2", "a3", "a4", "b1", "a5", "a6", "b2"}, []string{"a1", "a2", "a4", "a5", "b2"})
 
 		b.mu.Lock()
@@ -503,7 +505,7 @@ func TestFencedClient(t *testing.T) {
 
 		end2(commit)
 		b.await(4, 4)
-		b.finish()
+		finish(t, b.addr)
 		b.check([]string{"lost", "kept"}, []string{"kept"})
 	})
 }
@@ -526,7 +528,7 @@ func TestVanishedClient(t *testing.T) {
 		send2("kept")
 		b.await(2, 0)
 		end2(commit)
-		b.finish()
+		finish(t, b.addr)
 		b.await(4, 0)
 		b.await(5, 5) // with the marker of the abort
 		if waited := time.Since(begun); waited < timeout {
@@ -534,4 +536,145 @@ func TestVanishedClient(t *testing.T) {
 		}
 		b.check([]string{"lost", "kept"}, []string{"kept"})
 	})
+}
+
+// Transactions come through faults whole or not at all, each once, and as the
+// client was told.
+func TestTransactionsThroughFaults(t *testing.T) {
+	faultsToTry := map[string]struct {
+		every int
+		fault func(*rig)
+	}{
+		"cut":    {3, cut},
+		"killed": {7, restart(false)},
+	}
+	for name, client := range txnClients {
+		for _, version := range []int16{1, 2} {
+			for fault, f := range faultsToTry {
+				t.Run(fmt.Sprintf("%s/version %d/%s", name, version, fault), func(t *testing.T) {
+					t.Parallel()
+					r := newRigWith(t, f.every, f.fault, server.Config{TransactionVersion: version, Partitions: 1})
+					l := &txnLoad{
+						t: t, appended: r.batches,
+						dial: func() transactor { return client.dial(t, r.proxy.Addr(), "x", time.Minute) },
+					}
+					l.run(client.load, 4)
+					r.restarting.Wait()
+					l.check(r.proxy.Addr())
+					t.Logf("%d batches appended, answers: %v", r.appended, r.answered)
+					requests := []kmsg.Key{kmsg.EndTxn}
+					if min(version, client.newest) == 1 {
+						requests = append(requests, kmsg.AddPartitionsToTxn)
+					}
+					for _, key := range requests {
+						if r.answered[key] < r.every || r.appended < r.every {
+							t.Errorf("no fault after an append, or none after %s", key.Name())
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// A txnLoad is a client's transactions, and what the client was told of each.
+type txnLoad struct {
+	t        *testing.T
+	dial     func() transactor
+	appended func() int // batches, so far
+	told     []txnFate
+	values   [][]string
+	errs     []error
+}
+
+// A txnFate is what a client knows of a transaction.
+type txnFate string
+
+const (
+	committed txnFate = "committed"
+	aborted   txnFate = "aborted"
+	unknown   txnFate = "unknown" // the commit failed
+)
+
+// run sends n transactions of some records, and aborts every fourth. After an
+// error the client is replaced by another one.
+func (l *txnLoad) run(n, records int) {
+	x := l.dial()
+	for i := range n {
+		values := make([]string, records)
+		for j := range values {
+			values[j] = fmt.Sprintf("transaction-%03d %02d", i, j)
+		}
+		fate, err := l.transact(x, values, i%4 < 3)
+		l.told, l.values = append(l.told, fate), append(l.values, values)
+		if err != nil {
+			l.errs = append(l.errs, err)
+			x.vanish()
+			x = l.dial()
+		}
+	}
+	x.vanish()
+	// Another one ends what the last one may have left.
+	begin, _, end := script(l.t, l.dial())
+	begin()
+	end(true)
+}
+
+// check reads the committed records, and demands each transaction that was
+// committed, in order, none that was aborted, and the others whole or not at all.
+func (l *txnLoad) check(addr string) {
+	l.t.Helper()
+	finish(l.t, addr)
+	ctx, cancel := context.WithTimeout(l.t.Context(), patience)
+	defer cancel()
+	log, err := readFranz(ctx, addr, true)
+	if err != nil {
+		l.t.Fatalf("%v, after %q", err, log)
+	}
+	count := make(map[txnFate]int)
+	for i, fate := range l.told {
+		count[fate]++
+		values := l.values[i]
+		whole := len(log) >= len(values) && slices.Equal(log[:len(values)], values)
+		switch {
+		case whole && fate == aborted:
+			l.t.Errorf("%q is read, but was aborted", values)
+		case !whole && fate == committed:
+			l.t.Errorf("%q was committed, but is not what is read next: %q", values, log[:min(len(log), len(values))])
+		}
+		if whole {
+			log = log[len(values):]
+		}
+	}
+	if !slices.Equal(log, []string{lastRecord}) {
+		l.t.Errorf("read beyond the transactions: %q", log)
+	}
+	if count[committed] < len(l.told)/2 {
+		l.t.Errorf("only %d transactions of %d committed", count[committed], len(l.told))
+	}
+	l.t.Logf("transactions: %v; errors: %q", count, l.errs)
+}
+
+func (l *txnLoad) transact(x transactor, values []string, commit bool) (txnFate, error) {
+	appended := l.appended()
+	err := x.begin()
+	for _, v := range values {
+		if err == nil {
+			err = x.send(v)
+		}
+	}
+	if err != nil {
+		return aborted, err
+	}
+	if !commit {
+		// There should be something to abort.
+		for deadline := time.Now().Add(patience); l.appended() == appended && time.Now().Before(deadline); {
+			time.Sleep(time.Millisecond)
+		}
+		return aborted, x.end(false)
+	}
+	if err := x.end(true); err != nil {
+		return unknown, err
+	}
+	return committed, nil
 }
