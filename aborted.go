@@ -6,14 +6,14 @@ import (
 	"slices"
 )
 
-// This file is the aborted transactions of a partition: what a reader of committed
-// records must know to leave out those of aborted ones. It knows nothing of
-// producers or of the manager.
+// This file is the aborted transactions of a partition, which a reader of committed
+// records must know to leave their records out. It knows nothing of producers or of the
+// manager.
 
 // AbortedTransaction is the range of a transaction that was aborted. Every record of
 // the producer in it belongs to the transaction.
 type AbortedTransaction struct {
-	ProducerID  int64
+	ProducerID  int64 // 0 or above
 	FirstOffset int64 // of its first batch on this partition
 	LastOffset  int64 // of its abort marker
 }

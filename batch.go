@@ -121,7 +121,7 @@ func (h BatchHeader) VerifyCRC(p []byte) error {
 }
 
 // ParseBatch reads the header of the v2 record batch that begins at p[0], as it
-// stands in a produce request or a log segment. It returns the [Batch] to give
+// is in a produce request or a log segment. It returns the [Batch] to give
 // to [ProducerStateManager.CheckBatch], and the rest of the header. It needs the
 // first [BatchHeaderSize] bytes of the batch and reads no others.
 //
@@ -234,7 +234,7 @@ func decodeBatchHeader(p []byte) (Batch, BatchHeader) {
 	return b, h
 }
 
-// validate reports the first field that is out of range.
+// validate returns an error about the first field that is out of range.
 func (h *BatchHeader) validate() error {
 	if err := validateSize(int64(h.Size), BatchHeaderSize); err != nil {
 		return err
@@ -292,11 +292,11 @@ const (
 
 // decodeMarker reads a marker from a batch for which isMarkerBatch holds and
 // from its first record. The error is ErrNotMarker for a control record of
-// another type; any other says what cannot be true. Later versions of the key and
+// another type; any other describes what is invalid. Later versions of the key and
 // the value may add fields behind the known ones. (Kafka's
 // EndTransactionMarker.)
 func decodeMarker(b *Batch, h *BatchHeader, records []byte) (Marker, error) {
-	k := Marker{ProducerID: b.ProducerID, Epoch: b.Epoch, CoordinatorEpoch: -1}
+	k := Marker{ProducerID: b.ProducerID, Epoch: b.Epoch, CoordinatorEpoch: noCoordinator}
 	if h.Records == 0 {
 		return k, nil
 	}

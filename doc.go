@@ -11,8 +11,8 @@ transactions. The log, the disk, replication and the clients stay with the broke
 
 # Usage
 
-The primary object is a [ProducerStateManager]. Create one for each partition, since
-sequences count per partition. For each batch that arrives, in this order:
+Create a [ProducerStateManager] for each partition, since sequences count per partition.
+For each batch that arrives, in this order:
 
  1. Take the partition's append lock, and hold it through step 3.
  2. Check. On an error or on [Duplicate], append nothing and go to step 4.
@@ -44,12 +44,10 @@ The loop:
 		return base, nil
 	}
 
-The program examples/loop is this loop with a restart, on two screens.
-
-[ParseBatch] reads a [Batch] from the header of a record batch. Check and Commit are
-shorthand for a batch that is not transactional. A batch without a producer id
-([NoProducerID]) is always appended; Commit it like the others, or call
-[ProducerStateManager.Advance].
+The program examples/loop is this loop with a restart. [ParseBatch] reads a [Batch] from
+the header of a record batch. Check and Commit are shorthand for a batch that is not
+transactional. A batch without a producer id ([NoProducerID]) is always appended; Commit
+it like the others, or call [ProducerStateManager.Advance].
 
 If your log cannot tell whether an append failed (a short write, a failed sync, a
 time-out), find out before the next batch: cut off what may be there, or take the

@@ -59,9 +59,8 @@ var (
 
 	// ErrUnknownProducer: the producer is unknown and its batch does not start at
 	// 0, so a batch before it may be missing. Only the policy StartAtZero leads to
-	// it. The broker must not append the batch and
-	// answers 59 UNKNOWN_PRODUCER_ID. It is also an ErrOutOfOrderSequence.
-	// (KIP-360.)
+	// it. The broker must not append the batch and answers 59 UNKNOWN_PRODUCER_ID.
+	// It is also an ErrOutOfOrderSequence. (KIP-360.)
 	ErrUnknownProducer error = &reason{text: "unknown producer", code: codeUnknownProducerID, wider: ErrOutOfOrderSequence}
 
 	// ErrFenced: the epoch is older than the producer's current one. A newer
@@ -88,10 +87,11 @@ var (
 	// NOT_ENOUGH_REPLICAS, as Kafka does.
 	ErrConcurrentTransactions error = &reason{text: "transaction of an older epoch is open", code: codeConcurrentTransactions}
 
-	// ErrInFlight: the batch cannot be judged until an append in flight has
-	// settled. It is an exact copy of that append or has a newer epoch, or
-	// WindowSize batches or a marker of its producer are in flight. The broker
-	// must neither append nor acknowledge it. It waits for [InFlightError].Done
+	// ErrInFlight: the batch or marker cannot be judged until an append in flight
+	// has settled. A batch is an exact copy of that append or has a newer epoch, or
+	// WindowSize batches or a marker of its producer are in flight. A marker waits
+	// for anything in flight of its producer. The broker must neither append nor
+	// acknowledge it. It waits for [InFlightError].Done
 	// and asks again, as [ProducerStateManager.ReserveWait] does, or answers 7
 	// REQUEST_TIMED_OUT, which clients retry. It comes in an [*InFlightError].
 	ErrInFlight error = &reason{text: "append in flight", code: codeRequestTimedOut}
@@ -204,8 +204,8 @@ var (
 // [ProducerStateManager.RestoreKafka]. The state is unchanged.
 var (
 	// ErrCorruptSnapshot: what was read is not a snapshot, or not as it was
-	// written: it is cut off or too long, the checksum is wrong, or it says what
-	// is impossible. The broker takes an older snapshot, as [SnapshotDir.Load]
+	// written: it is cut off or too long, the checksum is wrong, or a field is out
+	// of range. The broker takes an older snapshot, as [SnapshotDir.Load]
 	// does, or rebuilds the state from the whole log.
 	ErrCorruptSnapshot error = &reason{text: "corrupt snapshot", code: codeKafkaStorageError}
 
@@ -214,7 +214,7 @@ var (
 	ErrSnapshotVersion error = &reason{text: "unknown version of snapshot", code: codeKafkaStorageError, wider: ErrCorruptSnapshot}
 
 	// ErrSnapshotLog: the snapshot is intact, but of another log: its identity is
-	// not Config.LogID. The broker has mixed its directories up, or a topic was
+	// not Config.LogID. The broker has mixed up its directories, or a topic was
 	// deleted and created again under the same name. The snapshot must not be
 	// used.
 	ErrSnapshotLog error = &reason{text: "snapshot of another log", code: codeKafkaStorageError}

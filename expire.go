@@ -10,8 +10,8 @@ import "time"
 // Config.Expiration is 0: 24 hours, as in Kafka (producer.id.expiration.ms).
 const DefaultExpiration = 24 * time.Hour
 
-// sweepStep is how many producers Expire forgets before it lets others have the
-// lock, and how many producers a commit looks at to find one to evict.
+// sweepStep is how many producers Expire forgets before it releases the lock for a
+// moment, and how many a commit looks at to find one to evict.
 const sweepStep = 128
 
 // expiration returns how long to remember an idle producer, and whether there is a
@@ -42,8 +42,8 @@ func (c *Config) expiration() (time.Duration, bool) {
 //
 // Call it on a ticker, every minute or so. If appends use Check and Commit, hold
 // the append lock: a producer must not be forgotten between the two. With Reserve
-// no lock is needed. It costs nothing for a producer that stays, and releases the
-// manager's mutex every few producers. Safe for concurrent use.
+// no lock is needed. It takes no time for a producer that stays, and releases the
+// manager's mutex after every few that it forgets. Safe for concurrent use.
 //
 // Kafka counts from the timestamp of the producer's last batch, which a client can
 // set to anything (ProducerStateManager.removeExpiredProducers).
@@ -121,8 +121,8 @@ func (s *state) evict() {
 	}
 }
 
-// forgetOrPin forgets the producer in a row. If it is busy, it moves it out of the
-// way instead and returns false.
+// forgetOrPin forgets the producer in a row. A busy one it pins instead, and returns
+// false.
 func (s *state) forgetOrPin(row uint32) bool {
 	if s.table.at(row).busy() {
 		s.pin(s.table.own(row), row)

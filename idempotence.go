@@ -14,12 +14,14 @@ const NoProducerID int64 = -1
 
 // Values that mean none.
 const (
-	noEpoch    int16 = -1
-	noSequence int32 = -1
-	noOffset   int64 = -1
+	noEpoch       int16 = -1
+	noSequence    int32 = -1
+	noOffset      int64 = -1
+	noTxn         int64 = -1 // a first offset
+	noCoordinator int32 = -1 // a coordinator epoch
 )
 
-// UnknownProducerPolicy says which first sequence an unknown producer may use.
+// UnknownProducerPolicy decides which first sequence an unknown producer may use.
 // A producer is unknown if it is new or has been forgotten; the two look alike.
 // A value other than the three below counts as StartAtZero.
 //
@@ -77,12 +79,12 @@ type Config struct {
 	// zero value is StartAtZero.
 	UnknownProducer UnknownProducerPolicy
 
-	// Contiguous says that the offsets of the log have no holes and that the
-	// manager is told of every append, including those without a producer id and
-	// transaction markers. Each append must then begin at EndOffset; anything
-	// else is ErrOffsetOrder, which turns most mistakes of an embedder into an
-	// error at the first batch. See "Mistakes that are caught" in the package
-	// comment. A compacted log has holes.
+	// Contiguous means that the offsets of the log have no gaps and that the
+	// manager is told of every append, including markers and batches without a
+	// producer id. Each append must then begin at EndOffset. Any other offset is
+	// ErrOffsetOrder, so most mistakes of an embedder are an error at the first
+	// batch. See "Mistakes that are caught" in the package comment. A compacted log
+	// has gaps.
 	Contiguous bool
 
 	// Expiration is how long a producer may be idle before Expire forgets it.
@@ -120,13 +122,12 @@ type ProducerStateManager struct {
 	state
 }
 
-// state is everything that a manager knows. It has no lock: its methods are called
-// with that of its manager held, or by the only goroutine that knows it.
+// state is everything that a manager knows. It has no lock. Its methods are called
+// with the manager's mutex held, or on a state that no other goroutine has yet.
 //
 // Invariants (audited in the tests):
 //  1. Nothing remembered lies at or past knownEnd.
 //  2. maxProducerID is at least every producer id remembered.
-//  3. Every producer with an open transaction is in txns.open, and nothing else is.
 type state struct {
 	roster
 	exactness
@@ -149,7 +150,7 @@ type state struct {
 }
 
 // New returns a manager for a partition with no producers and end offset 0. It
-// copies cfg. An empty manager takes less than 512 bytes.
+// copies cfg. An empty manager takes less than 512 bytes of heap.
 func New(cfg Config) *ProducerStateManager {
 	return &ProducerStateManager{state: newState(cfg)}
 }

@@ -10,8 +10,8 @@ import (
 // This file is what is in flight: batches and markers that have been judged and are
 // being appended. It knows nothing of the manager.
 //
-// The batches in flight of a producer stand in a queue, in the order in which they
-// were reserved. A committed one leaves at the head and enters the window. Aborting
+// The batches in flight of a producer are in a queue, in the order of their
+// reservations. A committed one leaves at the head and enters the window. Aborting
 // one also ends every later one in its queue, since committing those would leave a
 // gap. A producer has a queue only while something of it is in flight.
 
@@ -24,7 +24,7 @@ type inFlightBatch struct {
 	floor         int64 // the end offset at its reservation: the lowest it can lie
 	done          chan struct{}
 	transactional bool
-	committed     bool // but behind one that is not
+	committed     bool // and behind one that is not
 }
 
 // end releases those that wait for the batch.
@@ -175,13 +175,13 @@ func (q *queue) firstCommitted(i uint8) int64 {
 }
 
 // inFlightSet is everything in flight in one manager. A nil inFlightSet is empty.
-// Queues are reused and never freed. They take some 300 bytes for each of the most
-// producers that ever had something in flight at once.
+// Queues are reused and never freed. Each takes some 300 bytes, and there are as many
+// as producers ever had something in flight at the same time.
 //
 // Invariants (audited in the tests):
-//  1. A queue is in free, or it belongs to exactly one producer: the one whose
-//     row has its number plus one, or, if that producer has no row, the one that
-//     newcomers has it for, or none if the batch names none.
+//  1. A queue is in free, or it has one owner: the producer whose row has its
+//     number plus one, the producer without a row that newcomers has it for, or a
+//     batch without a producer id.
 //  2. open counts what is in flight, and uncommitted adds up the offsets that the
 //     uncommitted ones will take.
 //  3. txnFloors has the floor of every transactional batch in flight.

@@ -47,9 +47,9 @@ var bigEndian = binary.BigEndian
 // w, wrapped; on an error what was written is useless. Name the file by EndOffset, in
 // 20 digits, as Kafka does: 00000000000000078114.snapshot.
 //
-// The format has no room for all but the newest batch of each window, the identity of
-// the log, MaxProducerID and aborted transactions. WriteKafka also leaves out what lies
-// at or past EndOffset, which Kafka does not load. The time of a producer's last
+// The format holds only the newest batch of each window, and neither the identity of
+// the log nor MaxProducerID nor aborted transactions. WriteKafka also leaves out what
+// lies at or past EndOffset, which Kafka does not load. The time of a producer's last
 // activity is in milliseconds. For a producer active since the last Expire it is the
 // time of that call, or -1 if there was none, which Kafka takes for long ago: call
 // Expire before Snapshot.
@@ -132,8 +132,8 @@ func (p *producer) appendKafka(b []byte, timestamp int64) []byte {
 // Only the newest batch of each producer is known. So retries of older ones are
 // refused, Truncate is not exact below endOffset, and the transactions aborted there
 // are unknown. A batch without sequences, which only a broker writes, is not
-// remembered. A producer with the time -1, or one after the next Expire, counts as
-// active until that call. Otherwise it is like Restore.
+// remembered. A producer whose time is -1, or later than the next Expire, counts as
+// active until that call. Otherwise RestoreKafka is like Restore.
 func (m *ProducerStateManager) RestoreKafka(r io.Reader, endOffset int64) error {
 	d := newSnapshotDecoder(r)
 	n := newState(m.cfg)

@@ -27,12 +27,6 @@ type producer struct {
 	newer            link  // neighbour in its list (recency.go)
 }
 
-// Values that mean none.
-const (
-	noTxn         int64 = -1
-	noCoordinator int32 = -1
-)
-
 // inTransaction reports whether a transaction is open.
 func (p *producer) inTransaction() bool { return p.txnFirst != noTxn }
 

@@ -57,8 +57,8 @@ func (i instant) add(d time.Duration) instant {
 }
 
 // tick is an interval between two calls of Expire: the time of the later call and
-// how many producers were last active in it. The fields of an instant are spelled
-// out to keep it in two words.
+// how many producers were last active in it. It spells out the fields of an instant,
+// which keeps it in two words.
 type tick struct {
 	ms        int64
 	ns        int32
@@ -91,7 +91,7 @@ type list struct {
 //  4. ticks[i].producers counts the producers with tick i. The unused ticks other
 //     than the current one are zero, and free holds exactly those.
 type recency struct {
-	idle    list   // may be forgotten, but for those with something in flight
+	idle    list   // may be forgotten, unless something of theirs is in flight
 	pinned  list   // must not be forgotten now
 	ticks   []tick // by number
 	free    []uint32
@@ -101,14 +101,14 @@ type recency struct {
 	capped  bool    // the order within a tick matters
 }
 
-// clear forgets all activity.
-func (r *recency) clear() { *r = recency{now: r.now, capped: r.capped} }
-
 // roster is the producers and the order of their last activity.
 type roster struct {
 	table   table
 	recency recency
 }
+
+// clear forgets all activity.
+func (r *recency) clear() { *r = recency{now: r.now, capped: r.capped} }
 
 // startTick gives the current tick its time and starts a new one.
 func (r *recency) startTick(now instant) {
@@ -126,7 +126,7 @@ func (r *recency) startTick(now instant) {
 	r.current = r.newTick()
 }
 
-// pullBack gives the ticks that when reports the time of the last Expire.
+// pullBack sets the ticks for which when is true to the time of the last Expire.
 func (r *recency) pullBack(when func(*tick) bool) {
 	for i := range r.ticks {
 		if k := &r.ticks[i]; k.producers > 0 && uint32(i) != r.current && when(k) {
@@ -152,13 +152,13 @@ func (r *recency) newTick() uint32 {
 	return uint32(len(r.ticks) - 1)
 }
 
-// give gives a producer the current tick.
+// give puts a producer into the current tick.
 func (r *recency) give(p *producer) {
 	p.tick = r.current
 	r.ticks[r.current].producers++
 }
 
-// take takes its tick from a producer.
+// take takes a producer out of its tick.
 func (r *recency) take(p *producer) {
 	k := &r.ticks[p.tick]
 	if k.producers--; k.producers == 0 && p.tick != r.current {
@@ -241,8 +241,9 @@ func (r *roster) unlink(p *producer, row uint32) {
 	p.older, p.newer = 0, 0
 }
 
-// relink makes the older neighbour of p point to newer, and its newer neighbour to
-// older: each other, to take p out, or a place that p is about to move to.
+// relink makes the older neighbour of p point to newer, and the newer one to older.
+// These are the neighbours themselves if p leaves the list, and the new row of p if it
+// moves in the table.
 func (r *roster) relink(p *producer, newer, older link) {
 	l := r.recency.listOf(p)
 	if p.older != 0 {

@@ -59,11 +59,6 @@ type ReplayResult struct {
 	Skipped int64
 }
 
-// noBaseSequence is the base sequence of a batch that a broker wrote itself in
-// the name of a producer, as Kafka's group coordinator does with the offsets
-// that a transaction commits (RecordBatch.NO_SEQUENCE).
-const noBaseSequence int32 = -1
-
 // Replay applies a batch that is already in the log, with its first record at
 // baseOffset: in recovery, or on a follower. The log is the truth, so nothing is
 // judged: a batch is remembered as the newest of its producer whether or not its
@@ -76,15 +71,18 @@ const noBaseSequence int32 = -1
 // has left in the log does no harm. (Kafka's ProducerStateManager adopts such an
 // epoch. Keeping the newer one is safer.)
 //
-// A batch with base sequence -1, which a broker wrote itself, moves the epoch and
-// opens a transaction, and is not remembered. A batch without a producer id only
+// A batch with base sequence -1 (RecordBatch.NO_SEQUENCE) was written by a broker in
+// the name of a producer, as Kafka's group coordinator writes the offsets that a
+// transaction commits. It can raise the epoch and open a transaction, and is not
+// remembered. A batch without a producer id only
 // moves the end offset. What the producer of an applied batch has in flight is
 // abandoned.
 //
 // Replay returns a [*BatchError] and changes nothing for what cannot be in a log:
 // ErrInvalidBatch for a malformed batch, and ErrOffsetOrder for an offset that is
 // negative or leaves no room for the batch; with Config.Contiguous also for one beyond
-// EndOffset. It is activity, and not counted in Stats. Safe for concurrent use; hold
+// EndOffset. The producer of an applied batch counts as active. Stats does not count
+// replayed batches. Safe for concurrent use; hold
 // back appends until a recovery is done.
 func (m *ProducerStateManager) Replay(b Batch, baseOffset int64) error {
 	m.mu.Lock()
@@ -97,44 +95,44 @@ func (m *ProducerStateManager) Replay(b Batch, baseOffset int64) error {
 		e.LowestOffset = m.endOffset
 		return e
 	}
-	untold := m.isUntold(baseOffset, true)
+	isNew := m.mayBeNew(baseOffset, true)
 	end := baseOffset + b.offsets()
 	m.advance(end)
 	if b.ProducerID != NoProducerID {
-		m.replay(&b, baseOffset, untold)
+		m.replay(&b, baseOffset, isNew)
 	}
 	m.inFlight.replayed(baseOffset, end, m.endOffset)
 	return nil
 }
 
-// isUntold reports whether the manager may not have been told yet what the log holds
-// at offset, or which transactional batch.
-func (s *state) isUntold(offset int64, transactional bool) bool {
+// mayBeNew reports whether the log may hold an entry at offset that the manager has
+// not been told of, or a transactional batch if transactional is set.
+func (s *state) mayBeNew(offset int64, transactional bool) bool {
 	return offset >= s.endOffset || s.inFlight != nil && s.inFlight.tail.mayHold(offset, transactional)
 }
 
 // replayable reports whether every field is in the range it may have in a log.
 func (b *Batch) replayable() bool {
-	return b.ProducerID >= 0 && b.Epoch >= 0 && b.BaseSequence >= noBaseSequence && b.Count >= 1
+	return b.ProducerID >= 0 && b.Epoch >= 0 && b.BaseSequence >= noSequence && b.Count >= 1
 }
 
 // mayReplay reports whether a log can hold count records at baseOffset. With
-// Config.Contiguous the log has no holes, so a replay may overlap what is known but
+// Config.Contiguous the log has no gaps, so a replay may overlap what is known but
 // not begin beyond it, except by what is in flight.
 func (s *state) mayReplay(baseOffset, count int64) bool {
 	return roomAt(baseOffset, count) && (!s.cfg.Contiguous || baseOffset-s.endOffset <= s.inFlight.offsets())
 }
 
-// replay applies a replayable batch. untold says that the manager has not been told
-// of it before.
-func (s *state) replay(b *Batch, baseOffset int64, untold bool) {
+// replay applies a replayable batch. isNew reports whether it may be new to the
+// manager.
+func (s *state) replay(b *Batch, baseOffset int64, isNew bool) {
 	p := s.table.find(b.ProducerID)
 	if p != nil && (b.Epoch < p.epoch || baseOffset <= p.newestOffset()) {
-		s.replayStale(b, baseOffset, untold)
+		s.replayStale(b, baseOffset, isNew)
 		return
 	}
 	p, row := s.overtake(b.ProducerID, b.Epoch, baseOffset)
-	if b.BaseSequence != noBaseSequence {
+	if b.BaseSequence != noSequence {
 		p.record(b, baseOffset)
 	} else {
 		s.lastMarker = max(s.lastMarker, baseOffset+b.offsets()-1)
@@ -147,16 +145,18 @@ func (s *state) replay(b *Batch, baseOffset int64, untold bool) {
 	s.touch(p, row)
 }
 
-// replayStale applies a batch that the window skips. It still opens a transaction
-// if the manager has not been told of it: a transaction is opened and ended by the
-// place in the log, since a log may hold an older epoch behind a newer one, and a
-// snapshot may know a later epoch than the log up to its end.
-func (s *state) replayStale(b *Batch, baseOffset int64, untold bool) {
-	if p, row := s.table.edit(b.ProducerID); b.Transactional && untold && !p.inTransaction() {
-		s.lastMarker = max(s.lastMarker, baseOffset+b.offsets()-1)
-		s.openTxn(p, baseOffset)
-		s.touch(p, row)
+// replayStale applies a batch that the window skips. If it may be new to the manager,
+// it still opens a transaction. Places in the log decide over transactions, not epochs:
+// a log may hold an older epoch behind a newer one, and a snapshot may know a later
+// epoch than the log up to its end.
+func (s *state) replayStale(b *Batch, baseOffset int64, isNew bool) {
+	if !b.Transactional || !isNew || s.table.find(b.ProducerID).inTransaction() {
+		return
 	}
+	p, row := s.table.edit(b.ProducerID)
+	s.lastMarker = max(s.lastMarker, baseOffset+b.offsets()-1)
+	s.openTxn(p, baseOffset)
+	s.touch(p, row)
 }
 
 // overtake returns a producer as edit does, for an entry of the log at offset. It
@@ -181,7 +181,7 @@ func (s *state) overtake(pid int64, epoch int16, offset int64) (*producer, uint3
 // coordinator epoch becomes the higher of the two. A marker that compaction has
 // emptied (CoordinatorEpoch -1) ends nothing.
 //
-// Like Replay it judges nothing, and what it has been told already changes nothing.
+// Like Replay it judges nothing, and a marker that is known already changes nothing.
 // What the producer has in flight is abandoned: for a marker that the broker itself
 // appends, use CheckMarker and CommitMarker, or ReserveMarker.
 //
@@ -203,11 +203,11 @@ func (s *state) replayMarker(k *Marker, offset, end int64) error {
 	case !s.mayReplay(offset, 1):
 		return newMarkerError(*k, offset, ErrOffsetOrder)
 	}
-	untold := s.isUntold(offset, false)
+	isNew := s.mayBeNew(offset, false)
 	s.advance(end)
 	s.lastMarker = max(s.lastMarker, end-1)
 	if p := s.table.find(k.ProducerID); p != nil && (k.Epoch < p.epoch || offset < p.newestOffset()) {
-		s.replayStaleMarker(k, offset, untold)
+		s.replayStaleMarker(k, offset, isNew)
 	} else {
 		s.overtake(k.ProducerID, k.Epoch, offset)
 		s.applyMarker(k, offset)
@@ -217,15 +217,15 @@ func (s *state) replayMarker(k *Marker, offset, end int64) error {
 }
 
 // replayStaleMarker applies a marker of a known producer that is older than what is
-// remembered of it. It can still end a transaction that began before it. One that the
-// manager has been told of changes nothing else: the producer may have been forgotten
-// since.
-func (s *state) replayStaleMarker(k *Marker, offset int64, untold bool) {
+// remembered of it. It can still end a transaction that began before it. If it is not
+// new to the manager it changes nothing else, since the producer may have been forgotten
+// after it.
+func (s *state) replayStaleMarker(k *Marker, offset int64, isNew bool) {
 	p, row := s.table.edit(k.ProducerID)
 	if k.CoordinatorEpoch != noCoordinator {
 		s.txns.end(p, offset, k.Commit)
 	}
-	if untold {
+	if isNew {
 		p.coordinatorEpoch = max(p.coordinatorEpoch, k.CoordinatorEpoch)
 		p.history |= hadMarker
 	}

@@ -21,7 +21,7 @@ type Reservation struct {
 	m      *ProducerStateManager
 	ticket uint64
 	queue  uint32
-	ended  bool // by Commit or Abort of this handle; protected by m.mu
+	ended  bool // by Commit or Abort of this handle; guarded by m.mu
 }
 
 // reservationBlock is how many reservations are allocated together, since one
@@ -117,9 +117,9 @@ func (s *inFlightSet) reservation(m *ProducerStateManager, queue uint32, ticket 
 // once the copy is in the log, and takes its place if the append failed. If the log
 // is lazy, make sure that something flushes it, or the wait does not end.
 //
-// It waits until ctx is done at most, and then returns an error that wraps both the
-// cause of ctx and an [*InFlightError]. The append that it waited for is not
-// affected. Safe for concurrent use.
+// When ctx is done, it returns an error that wraps both the cause of ctx and an
+// [*InFlightError]. The append that it waited for is not affected. Safe for concurrent
+// use.
 func (m *ProducerStateManager) ReserveWait(ctx context.Context, b Batch) (*Reservation, Result, error) {
 	for {
 		r, res, err := m.Reserve(b)

@@ -5,12 +5,13 @@ import (
 	"math"
 )
 
-// This file is the rules: how a batch is judged. They stand here once, for what is
-// committed and for what is in flight, and nothing here changes the state.
+// This file is the rules: how a batch is judged. They are written here once, for what
+// is committed and for what is in flight. Nothing here changes the state but the
+// counters of Stats.
 //
 // The rules are those of KIP-98, with the window of KAFKA-5494, as Kafka's
 // ProducerAppendInfo and ProducerStateEntry keep them. The package comment numbers
-// them. Where one departs from Kafka's, its comment here says so.
+// them.
 
 // Verdict says what to do with a batch that is not refused. The zero Verdict comes
 // only with an error.
@@ -191,7 +192,7 @@ func roomAt(baseOffset, count int64) bool {
 }
 
 // fits reports whether the log can have given baseOffset to an append of count
-// records of p, which may be nil. With Config.Contiguous the log has no holes, so
+// records of p, which may be nil. With Config.Contiguous the log has no gaps, so
 // only what is in flight can lie between its known end and the append.
 func (s *state) fits(p *producer, baseOffset, count int64) bool {
 	return roomAt(baseOffset, count) && baseOffset >= p.newestEnd() &&
@@ -199,7 +200,7 @@ func (s *state) fits(p *producer, baseOffset, count int64) bool {
 }
 
 // isNext is fits for the plain next append: nothing remembered lies at or past
-// baseOffset, and where the log has no holes, it continues at the known end.
+// baseOffset, and with Config.Contiguous, baseOffset is the known end.
 func (s *state) isNext(baseOffset, count int64) bool {
 	if baseOffset != s.endOffset && (baseOffset < s.endOffset || s.cfg.Contiguous) {
 		return false
@@ -234,11 +235,32 @@ func (s *state) refuse(b Batch, p *producer, why error) error {
 	}
 	e.CurrentEpoch = epoch
 	if errors.Is(why, ErrOutOfOrderSequence) {
-		if e.Expected = 0; b.Epoch == epoch || epoch == noEpoch {
-			e.Expected = next
+		e.Expected = next
+		if b.Epoch > epoch && epoch != noEpoch {
+			e.Expected = 0 // a newer epoch starts at 0
 		}
 	}
 	return e
+}
+
+// count counts a refusal.
+func (s *Stats) count(why error) {
+	switch why {
+	case ErrInvalidBatch:
+		s.Invalid++
+	case ErrUnknownProducer:
+		s.Unknown++
+	case ErrFenced:
+		s.Fenced++
+	case ErrInvalidTxnState:
+		s.InvalidTxn++
+	case ErrConcurrentTransactions:
+		s.ConcurrentTxn++
+	case ErrCoordinatorFenced:
+		s.CoordinatorFenced++
+	default:
+		s.OutOfOrder++
+	}
 }
 
 // refuseOffset is refuse for a base offset that does not fit.

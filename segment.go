@@ -1,7 +1,7 @@
 package idempotence
 
 // This file reads a log segment entry by entry, verifies each checksum, and
-// judges what stands where the log stops being good. It knows the formats and not
+// judges the bytes at which the log stops being good. It knows the formats and not
 // the manager. An entry is a record batch of format v2, or a message or a
 // compressed message set of format v0 or v1. Offset, length and magic have the
 // same positions in all of them.
@@ -87,8 +87,8 @@ var errShortHeader = errors.New("incomplete header")
 
 // parseEntry reads the header of the entry that begins at p[0] and checks magic
 // and length, which say how long the entry is and where its checksum is. It
-// requires p to reach past the magic. The error is errShortHeader, or says what
-// cannot be true.
+// requires p to reach past the magic. The error is errShortHeader, or describes what
+// is invalid.
 func parseEntry(p []byte, e *segmentEntry) error {
 	switch p[magicAt] {
 	case 0:
@@ -139,8 +139,8 @@ func parseLegacyEntry(p []byte, e *segmentEntry, minSize int64) error {
 	return nil
 }
 
-// validate reports what cannot be true of an entry whose checksum is right: a
-// field out of range, or a base offset below from.
+// validate reports what is invalid in an entry whose checksum is right: a field out
+// of range, or a base offset below from.
 func (e *segmentEntry) validate(from int64) error {
 	if err := e.validateFields(); err != nil {
 		return err
@@ -261,8 +261,8 @@ func (s *segmentReader) accept(e *segmentEntry, markerErr error) error {
 	return nil
 }
 
-// judge says what it means that an entry is bad for the given reason. What there
-// is of it has been passed.
+// judge returns the error for an entry that is bad for a reason: a torn tail or
+// damage. All that there is of the entry has been passed.
 func (s *segmentReader) judge(e *segmentEntry, reason error) error {
 	secondEnd := s.endOfNext()
 	intact, err := s.searchRest()
@@ -290,8 +290,7 @@ func (s *segmentReader) endOfNext() int64 {
 	return s.pos + int64(e.header.Size)
 }
 
-// unwritten says what it means that the length of an entry is zero, which is bad
-// for the given reason.
+// unwritten is judge for an entry whose length is zero.
 func (s *segmentReader) unwritten(reason error) error {
 	s.beginSearch(nil)
 	intact, err := s.searchRest()
@@ -321,7 +320,7 @@ func (s *segmentReader) endOr(err error) error {
 }
 
 // peek returns the next n bytes without consuming them, fewer only if there are no
-// more. It requires n to be at most segmentBufferSize. The bytes hold until the
+// more. It requires n to be at most segmentBufferSize. The bytes are valid until the
 // next call of peek or pass.
 func (s *segmentReader) peek(n int) []byte {
 	if s.end-s.start < n && s.err == nil {
@@ -394,9 +393,9 @@ func (s *segmentReader) fill() {
 }
 
 const (
-	// maxClaims is how many entries that seem to have begun may be open at once
-	// in a search. It bounds memory and time: a search reads each byte at most
-	// so many times.
+	// maxClaims is how many entries that seem to have begun a search checks at
+	// once. It bounds memory and time: a search reads each byte at most so many
+	// times.
 	maxClaims = 16
 	// searchReach is how far behind the good part an intact entry is looked for,
 	// in offsets. It is far more than any log skips, and so few that random bytes
@@ -413,14 +412,14 @@ type search struct {
 	table *crc32.Table
 
 	from, to int64 // an intact entry has a base offset in from..to-1
-	// legacy says whether an entry of an older format counts. In a log that has
-	// come to format v2, none does.
+	// legacy is set if an entry of an older format counts. Behind an entry of format
+	// v2 none does.
 	legacy bool
 
 	pos    int64 // position of the next byte, relative to the first one shown
 	claims [maxClaims]claim
 	open   int  // claims in use
-	found  bool // there is one, or too many seem to have begun to tell
+	found  bool // there is one, or more seem to have begun than can be checked
 }
 
 // claim is an entry that seems to have begun. Its checksum covers the bytes up to

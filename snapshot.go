@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 )
 
-// This file takes and writes snapshots, with which the state survives a restart. A
+// This file takes and writes snapshots, which carry the state over a restart. A
 // snapshot is taken under the lock and written without it. A replay of the log from
 // the snapshot's end offset completes it.
 //
@@ -66,8 +66,9 @@ import (
 // Equal states have equal bytes. Producers last active at the same time are in this
 // order: those with an open transaction first; then, with Config.MaxProducers, in the
 // order of activity, which is that of eviction, and without it by newest base offset,
-// those without a batch first, and by producer id where offsets agree. Not in the bytes
-// are rows, numbers of ticks, places in a window, Stats, and of Config all but LogID.
+// those without a batch first, and by producer id where offsets agree. The bytes do not
+// depend on rows, on numbers of ticks, on places in a window, on Stats, or on any of
+// Config but LogID and whether MaxProducers is set.
 
 // The layout above, in numbers.
 const (
@@ -97,8 +98,9 @@ const (
 var littleEndian = binary.LittleEndian
 
 // Snapshot is a copy of a manager's state at one moment. It does not change. It shares
-// memory with the manager, which copies that as it changes: do not keep a Snapshot
-// longer than needed. It is safe for concurrent use, and holds no lock of the manager.
+// memory with the manager, and keeps what the manager has replaced since, so do not keep
+// a Snapshot longer than needed. It is safe for concurrent use, and its methods take no
+// lock of the manager.
 type Snapshot struct {
 	rows    frozen
 	ticks   []tick
@@ -108,7 +110,7 @@ type Snapshot struct {
 	aborted []AbortedTransaction // shared with the manager
 	// current is the tick since the last Expire.
 	current uint32
-	// capped says that lists are in the order of activity within a tick too.
+	// capped is set if the lists are in the order of activity within a tick too.
 	capped bool
 	// truncations is the manager's counter. It was truncationsBefore when the
 	// snapshot was taken.

@@ -51,12 +51,12 @@ type SnapshotDir struct {
 
 // OpenSnapshotDir opens the directory at path, and creates it if it does not
 // exist. keep is the number of snapshots to keep; zero or less means 2. With more
-// than one, an older one is left where the newest cannot be read.
+// than one, Load can fall back to an older one.
 //
 // It locks the directory until Close, against a second process started by
 // mistake: it holds a flock on the file idps.lock, or on Windows opens that file
-// without sharing. Either lock ends with the process. On systems that have
-// neither, nothing is locked. It returns ErrSnapshotDirInUse if the directory is
+// without sharing. Either lock ends with the process. Systems that have neither lock
+// nothing. It returns ErrSnapshotDirInUse if the directory is
 // locked already, and otherwise the error of the file system, wrapped.
 func OpenSnapshotDir(path string, keep int) (*SnapshotDir, error) {
 	return openSnapshotDir(osFileSystem{}, path, keep)
@@ -77,8 +77,8 @@ func openSnapshotDir(fs fileSystem, path string, keep int) (*SnapshotDir, error)
 	return &SnapshotDir{path: path, keep: keep, fs: fs, lock: lock, intact: make(map[int64]int64)}, nil
 }
 
-// Close releases the lock of the directory. The SnapshotDir must not be used
-// afterwards.
+// Close releases the lock of the directory, and returns the error of that. The
+// SnapshotDir must not be used afterwards.
 func (d *SnapshotDir) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -189,10 +189,10 @@ func (d *SnapshotDir) isIntact(offset int64) bool {
 
 // LoadResult is what Load found.
 type LoadResult struct {
-	// Found says that a snapshot was restored.
+	// Found reports whether a snapshot was restored.
 	Found bool
 	// EndOffset is the offset from which to replay the log: the end offset of
-	// the snapshot, or the log's start where none was found.
+	// the snapshot, or the log's start if none was restored.
 	EndOffset int64
 	// Skipped has an error for each newer snapshot that could not be restored,
 	// and one if useless files could not be removed. Report them: the disk may
@@ -207,7 +207,7 @@ type LoadResult struct {
 // its LogEndOffset not above logEnd, since it may hold batches that are gone.
 // Load removes the others, and what an interrupted Save left.
 //
-// Where no snapshot is found, the state is untouched: load into a new manager, or
+// If no snapshot is restored, the state is untouched: load into a new manager, or
 // call Reset before.
 //
 // The error is nil unless the directory could not be read, or no snapshot was

@@ -39,9 +39,8 @@ func (t *tail) mayHold(offset int64, transactional bool) bool {
 	return t.unknown && offset >= t.from
 }
 
-// replayed records that a replay has covered [base, end). The entries of a replay
-// come in the order of the log, so there is nothing between them. The end offset is
-// logEnd.
+// replayed records that a replay has covered [base, end). A replay follows the order
+// of the log, so nothing lies between two of its entries. The end offset is logEnd.
 func (t *tail) replayed(base, end, logEnd int64) {
 	if !t.unknown || base > t.from && !t.following {
 		return

@@ -4,10 +4,10 @@ package idempotence
 // new leader does not have, or to nothing.
 
 // exactness is what Truncate must know of the past to tell whether what it leaves is
-// what a rebuild from the log would give. The other two facts are in the rows: history,
+// what a rebuild from the log would give. The other facts are in the rows: history,
 // and whether the window has evicted a batch.
 type exactness struct {
-	// inexact says that the state may differ from a rebuild already, other than in
+	// inexact is set if the state may already differ from a rebuild, other than in
 	// producers forgotten.
 	inexact bool
 	// lastMarker is the highest known offset of what no window shows: a marker, or
@@ -35,7 +35,7 @@ const (
 )
 
 // Truncate tells the manager that the log was cut to end at to. It forgets the
-// batches with a record at or past to, and the producers of which nothing is left. The
+// batches with a record at or past to, and the producers that have nothing left. The
 // end offset becomes to, if it was higher. A to below 0 counts as 0. Open reservations
 // are abandoned in any case.
 //
@@ -49,7 +49,7 @@ const (
 //   - all batches of a producer's newest epoch, if it had another before;
 //   - a transaction marker, or a batch without sequences or of an epoch older than
 //     the remembered one;
-//   - a record that the log held when a producer was last forgotten.
+//   - a record that was in the log when a producer was last forgotten.
 //
 // After one of these, and after a replay has brought back a forgotten producer, no
 // Truncate is exact until a restore, Reset, or a Truncate to 0. Nor is it while
@@ -57,7 +57,7 @@ const (
 //
 // A state that is not exact is safe: no batch that was cut off is a duplicate. But it
 // may refuse what a rebuild would accept, and accept the first batch of a producer
-// again of which the window is gone. Call Reset, restore the newest snapshot at or
+// again whose window is gone. Call Reset, restore the newest snapshot at or
 // before to, and replay from there.
 //
 // It looks at every producer remembered, under the lock. Safe for concurrent

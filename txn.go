@@ -59,7 +59,7 @@ type transactions struct {
 	abortedFrom int64 // aborted transactions are known from here on
 }
 
-// transactions returns what is known, and makes it for the first transaction.
+// transactions returns s.txns, and creates it if there is none.
 func (s *state) transactions() *transactions {
 	if s.txns == nil {
 		s.txns = &transactions{watermark: noOffset}
@@ -92,7 +92,7 @@ func (t *transactions) empty(end int64) {
 	}
 }
 
-// openTxn opens a transaction of p with its first batch, unless one is open.
+// openTxn opens a transaction of p at baseOffset, unless one is open.
 func (s *state) openTxn(p *producer, baseOffset int64) {
 	if !p.inTransaction() {
 		p.txnFirst = baseOffset
@@ -108,7 +108,8 @@ func (t *transactions) shareAborted() []AbortedTransaction {
 	return t.aborted.share()
 }
 
-// findOpenTxns enters the open transactions of the rows of a restored state.
+// findOpenTxns enters the open transactions of a restored state into txns. The
+// producers that have one are pinned.
 func (s *state) findOpenTxns() {
 	var open []offsetEntry
 	for at := s.recency.pinned.oldest; at != 0; at = s.table.at(at.row()).newer {
@@ -132,9 +133,9 @@ func (s *state) keepTxns(former *state) {
 	}
 }
 
-// opensFrom returns the lowest offset at which b may open a transaction: the highest
-// high watermark given to LastStableOffset, or the last stable offset would fall. It
-// is 0 if b opens none. p may be nil.
+// opensFrom returns the lowest offset at which b may open a transaction. It is the
+// highest high watermark given to LastStableOffset, since below it the last stable
+// offset would fall, or 0 if b opens none. p may be nil.
 func (t *transactions) opensFrom(b *Batch, p *producer) int64 {
 	if t == nil || !b.Transactional || p != nil && p.inTransaction() {
 		return 0
@@ -225,7 +226,7 @@ func (s *state) refuseMarker(k *Marker, p *producer, offset int64, why error) er
 // producer's transaction ends, and if it was aborted its range joins
 // AbortedTransactions. A newer epoch is adopted and the window of the older one
 // forgotten, an unknown producer becomes known by its epoch, and the coordinator
-// epoch becomes the higher of the two. It is activity.
+// epoch becomes the higher of the two. The producer counts as active.
 //
 // The marker is judged again. CommitMarker refuses what CheckMarker would refuse now,
 // with the same error. It returns ErrOffsetOrder if offset is negative or the largest
@@ -331,7 +332,7 @@ func (s *state) commitMarker(n uint32, offset int64) error {
 // returned false, and during a recovery until the replay has reached the log's end,
 // the answer means nothing.
 //
-// It takes constant time and does not allocate but for the first call. Safe for
+// It takes amortised constant time, and allocates only at the first call. Safe for
 // concurrent use. (Kafka's UnifiedLog.fetchLastStableOffsetMetadata.)
 func (m *ProducerStateManager) LastStableOffset(highWatermark int64) int64 {
 	m.mu.Lock()
@@ -374,9 +375,9 @@ func (m *ProducerStateManager) AbortedTransactions(from, to int64) ([]AbortedTra
 }
 
 // OldestTransaction returns the producer whose open transaction has the lowest first
-// offset, as [ProducerStateManager.Producer] does, and whether one is open. It holds
-// the last stable offset back, for good if its coordinator has lost it. Safe for
-// concurrent use.
+// offset, as [ProducerStateManager.Producer] does, and whether one is open. That
+// transaction holds the last stable offset back, for good if its coordinator has lost
+// it. Safe for concurrent use.
 func (m *ProducerStateManager) OldestTransaction() (ProducerState, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -421,8 +422,8 @@ func (t *transactions) truncate(to int64) {
 }
 
 // endedQueue holds ended transactions whose marker the high watermark has not
-// passed. It keeps only those that can be the lowest: of two, the one that leaves
-// earlier and begins later never is.
+// passed. It keeps only those that can be the lowest. One that begins later than
+// another and leaves earlier cannot be.
 //
 // Invariant (audited in the tests): markers and first offsets rise strictly.
 type endedQueue []endedTxn
@@ -458,8 +459,8 @@ func (q *endedQueue) release(highWatermark int64) {
 	}
 }
 
-// truncate drops the transactions whose marker lies at or past to. Truncate returns
-// false then, so those that they had made superfluous are not missed.
+// truncate drops the transactions whose marker lies at or past to. It does not bring
+// back those that add left out because of them: Truncate returns false then.
 func (q *endedQueue) truncate(to int64) {
 	n := len(*q)
 	for n > 0 && (*q)[n-1].marker >= to {

@@ -25,7 +25,7 @@ func (m *ProducerStateManager) MaxProducerID() int64 {
 	return m.maxProducerID
 }
 
-// Stats has counters of the answers that a manager has given since New, and gauges
+// Stats holds counters of the answers that a manager has given since New, and gauges
 // of what it keeps beside producers. A refusal counts the same whether Check, Commit,
 // Apply or Reserve returned it.
 type Stats struct {
@@ -43,30 +43,10 @@ type Stats struct {
 	Expired           uint64 // producers forgotten by Expire
 	Evicted           uint64 // producers forgotten for Config.MaxProducers
 
-	OpenReservations   int // reservations that have not ended, or wait for one before them
+	OpenReservations   int // reservations not yet visible, aborted or abandoned
 	FailedFirstAppends int // unknown producers whose first batch failed; see Reservation.Abort
-	OpenTransactions   int
+	OpenTransactions   int // producers with an open transaction
 	AbortedRanges      int // aborted transactions kept for AbortedTransactions
-}
-
-// count counts a refusal.
-func (s *Stats) count(why error) {
-	switch why {
-	case ErrInvalidBatch:
-		s.Invalid++
-	case ErrUnknownProducer:
-		s.Unknown++
-	case ErrFenced:
-		s.Fenced++
-	case ErrInvalidTxnState:
-		s.InvalidTxn++
-	case ErrConcurrentTransactions:
-		s.ConcurrentTxn++
-	case ErrCoordinatorFenced:
-		s.CoordinatorFenced++
-	default:
-		s.OutOfOrder++
-	}
 }
 
 // Stats returns the counters and gauges, as a copy. It does not allocate. Safe for
@@ -87,6 +67,7 @@ func (m *ProducerStateManager) Stats() Stats {
 // ProducerState is what is remembered of one producer, as a copy: changing it
 // changes nothing else.
 type ProducerState struct {
+	// ProducerID is 0 or above.
 	ProducerID int64
 	// Epoch is the current epoch, in 0..32767. Batches of an older one are
 	// fenced.
