@@ -43,8 +43,8 @@ func audit(t rapid.TB, m *ProducerStateManager) {
 
 // auditManager holds the fields of the manager against its producers.
 func auditManager(m *ProducerStateManager) error {
-	if m.endOffset < 0 {
-		return fmt.Errorf("end offset %d is negative", m.endOffset)
+	if m.endOffset < 0 || m.restoredLogEnd < 0 || m.contiguous != m.cfg.Contiguous {
+		return fmt.Errorf("end of the log %+v", m.logEnd)
 	}
 	end := m.knownEnd()
 	if m.lastMarker < noOffset || m.lastMarker >= max(end, 1) || m.lastForgetEnd > end {

@@ -130,15 +130,10 @@ type ProducerStateManager struct {
 //  2. maxProducerID is at least every producer id remembered.
 type state struct {
 	roster
+	logEnd
 	exactness
 	cfg   Config
 	stats Stats
-	// endOffset is one past the highest offset known. It falls only when the log
-	// is cut or the state is replaced.
-	endOffset int64
-	// restoredLogEnd is the log end offset recorded in the restored snapshot, or
-	// 0. The state is incomplete until replay reaches it.
-	restoredLogEnd int64
 	// maxProducerID is the highest producer id ever remembered, or NoProducerID.
 	maxProducerID int64
 	// truncations counts how often the log was cut or deleted. A snapshot keeps the
@@ -158,17 +153,13 @@ func New(cfg Config) *ProducerStateManager {
 func newState(cfg Config) state {
 	return state{
 		roster:        roster{table: newTable(), recency: recency{now: instant{ms: longAgo}, capped: cfg.MaxProducers > 0}},
+		logEnd:        logEnd{contiguous: cfg.Contiguous},
 		cfg:           cfg,
 		maxProducerID: NoProducerID,
 		exactness:     exactness{lastMarker: noOffset},
 		truncations:   new(atomic.Uint64),
 	}
 }
-
-// knownEnd returns one past the highest offset at which something may be
-// remembered. That is the end offset, or more until the replay after a restore is
-// complete.
-func (s *state) knownEnd() int64 { return max(s.endOffset, s.restoredLogEnd) }
 
 // Check is [ProducerStateManager.CheckBatch] for a batch that is not
 // transactional.
@@ -317,8 +308,8 @@ func (s *state) apply(b *Batch, baseOffset int64) (Result, error) {
 		return res, nil
 	case s.inFlight.queueOf(b.ProducerID, p) != nil:
 		return Result{}, s.refuse(*b, p, ErrInFlight)
-	case !s.fits(p, baseOffset, b.offsets()) || baseOffset < s.txns.opensFrom(b, p):
-		return Result{}, s.refuseOffset(*b, p, baseOffset, max(s.lowestFit(p), s.txns.opensFrom(b, p)))
+	case !s.fits(p.newestEnd(), baseOffset, b.offsets(), s.inFlight.offsets()) || baseOffset < s.txns.opensFrom(b, p):
+		return Result{}, s.refuseOffset(*b, p, baseOffset, max(s.lowestNext(p.newestEnd()), s.txns.opensFrom(b, p)))
 	}
 	s.stats.Accepted++
 	s.advance(baseOffset + b.offsets())
@@ -357,26 +348,4 @@ func (s *state) addProducer(pid int64, epoch int16) (*producer, uint32) {
 	p.epoch, p.txnFirst, p.coordinatorEpoch = epoch, noTxn, noCoordinator
 	s.pushActive(p, row)
 	return p, row
-}
-
-// Advance tells the manager that the log ends at endOffset, one past its last
-// record. Use it for appends that carry no producer id and were not committed. An
-// endOffset at or below the one known is ignored. Safe for concurrent use.
-func (m *ProducerStateManager) Advance(endOffset int64) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.advance(endOffset)
-}
-
-func (s *state) advance(endOffset int64) {
-	s.endOffset = max(s.endOffset, endOffset)
-}
-
-// EndOffset returns one past the highest offset that the manager knows, from what
-// was committed, replayed or restored and from Advance; 0 for a new one. Only
-// Truncate, Reset and a restore lower it. Safe for concurrent use.
-func (m *ProducerStateManager) EndOffset() int64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.endOffset
 }

@@ -90,7 +90,7 @@ func (m *ProducerStateManager) Replay(b Batch, baseOffset int64) error {
 	switch {
 	case b.ProducerID != NoProducerID && !b.replayable():
 		return newBatchError(b, baseOffset, ErrInvalidBatch)
-	case !m.mayReplay(baseOffset, b.offsets()):
+	case !roomAt(baseOffset, b.offsets()) || !m.reaches(baseOffset, m.inFlight.offsets()):
 		e := newBatchError(b, baseOffset, ErrOffsetOrder)
 		e.LowestOffset = m.endOffset
 		return e
@@ -114,13 +114,6 @@ func (s *state) mayBeNew(offset int64, transactional bool) bool {
 // replayable reports whether every field is in the range it may have in a log.
 func (b *Batch) replayable() bool {
 	return b.ProducerID >= 0 && b.Epoch >= 0 && b.BaseSequence >= noSequence && b.Count >= 1
-}
-
-// mayReplay reports whether a log can hold count records at baseOffset. With
-// Config.Contiguous the log has no gaps, so a replay may overlap what is known but
-// not begin beyond it, except by what is in flight.
-func (s *state) mayReplay(baseOffset, count int64) bool {
-	return roomAt(baseOffset, count) && (!s.cfg.Contiguous || baseOffset-s.endOffset <= s.inFlight.offsets())
 }
 
 // replay applies a replayable batch. isNew reports whether it may be new to the
@@ -200,7 +193,7 @@ func (s *state) replayMarker(k *Marker, offset, end int64) error {
 	switch {
 	case k.ProducerID < 0 || k.Epoch < 0:
 		return newMarkerError(*k, offset, ErrInvalidBatch)
-	case !s.mayReplay(offset, 1):
+	case !roomAt(offset, 1) || !s.reaches(offset, s.inFlight.offsets()):
 		return newMarkerError(*k, offset, ErrOffsetOrder)
 	}
 	isNew := s.mayBeNew(offset, false)

@@ -214,11 +214,11 @@ func (s *state) commit(r *Reservation, baseOffset int64) error {
 // below its floor, or the last stable offset would fall.
 func (s *state) lowestReserved(q *queue, i uint8, p *producer) int64 {
 	low := p.newestEnd()
-	if s.cfg.Contiguous {
+	if s.contiguous {
 		low = max(low, q.at(0).floor)
 	}
 	low = q.lowestFor(i, low)
-	if f := q.at(i); s.cfg.Contiguous || f.transactional && (p == nil || !p.inTransaction()) {
+	if f := q.at(i); s.contiguous || f.transactional && (p == nil || !p.inTransaction()) {
 		low = max(low, f.floor)
 	}
 	return low
@@ -229,7 +229,7 @@ func (s *state) lowestReserved(q *queue, i uint8, p *producer) int64 {
 func (s *state) fitsReserved(q *queue, i uint8, baseOffset, lowest int64) bool {
 	count := int64(q.at(i).span.count())
 	return roomAt(baseOffset, count) && baseOffset >= lowest && q.roomBehind(i, baseOffset+count) &&
-		(!s.cfg.Contiguous || baseOffset-s.endOffset <= s.inFlight.uncommitted-count)
+		s.reaches(baseOffset, s.inFlight.uncommitted-count)
 }
 
 // Abort says that the append has failed and that the batch is not in the log. The

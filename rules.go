@@ -1,9 +1,6 @@
 package idempotence
 
-import (
-	"errors"
-	"math"
-)
+import "errors"
 
 // This file is the rules: how a batch is judged. They are written here once, for what
 // is committed and for what is in flight. Nothing here changes the state but the
@@ -184,36 +181,6 @@ func (s *state) failedFirstOf(pid int64) (firstBatch, bool) {
 		return firstBatch{}, false
 	}
 	return s.inFlight.failedFirstOf(pid)
-}
-
-// roomAt reports whether a log can hold count records from baseOffset on.
-func roomAt(baseOffset, count int64) bool {
-	return baseOffset >= 0 && baseOffset <= math.MaxInt64-count
-}
-
-// fits reports whether the log can have given baseOffset to an append of count
-// records of p, which may be nil. With Config.Contiguous the log has no gaps, so
-// only what is in flight can lie between its known end and the append.
-func (s *state) fits(p *producer, baseOffset, count int64) bool {
-	return roomAt(baseOffset, count) && baseOffset >= p.newestEnd() &&
-		(!s.cfg.Contiguous || baseOffset >= s.knownEnd() && baseOffset-s.endOffset <= s.inFlight.offsets())
-}
-
-// isNext is fits for the plain next append: nothing remembered lies at or past
-// baseOffset, and with Config.Contiguous, baseOffset is the known end.
-func (s *state) isNext(baseOffset, count int64) bool {
-	if baseOffset != s.endOffset && (baseOffset < s.endOffset || s.cfg.Contiguous) {
-		return false
-	}
-	return baseOffset >= s.restoredLogEnd && baseOffset <= math.MaxInt64-count
-}
-
-// lowestFit returns the lowest base offset that fits would accept for p.
-func (s *state) lowestFit(p *producer) int64 {
-	if s.cfg.Contiguous {
-		return s.knownEnd()
-	}
-	return p.newestEnd()
 }
 
 // refuse counts a refusal of b and gathers its facts. p may be nil.

@@ -515,7 +515,10 @@ var survival = map[string]string{
 	"recency.capped":             "follows from Config",
 	"roster.table":               "written, row by row",
 	"state.stats":                "counts since New; not written",
-	"state.endOffset":            "written",
+	"state.logEnd":               "field by field",
+	"logEnd.endOffset":           "written",
+	"logEnd.restoredLogEnd":      "written, where it is past the end offset",
+	"logEnd.contiguous":          "follows from Config",
 	"state.maxProducerID":        "written",
 	"state.exactness":            "written",
 	"exactness.lastMarker":       "written",
@@ -528,7 +531,6 @@ var survival = map[string]string{
 	"transactions.abortedFrom":   "written",
 	"exactness.lastForgetEnd":    "written",
 	"exactness.inexact":          "written",
-	"state.restoredLogEnd":       "written, where it is past the end offset",
 	"roster.recency":             "written, field by field",
 	"state.truncations":          "of this manager's snapshots; not written",
 	"state.inFlight":             "not written: a replay from the end offset finds what of it is in the log",
@@ -536,10 +538,10 @@ var survival = map[string]string{
 	"recency.idle":    "written as the order of producers",
 	"recency.pinned":  "written as the order of producers",
 	"recency.ticks":   "written as times",
-	"recency.free":    "follows from marks",
+	"recency.free":    "follows from the ticks",
 	"recency.current": "follows from the order",
 	"recency.now":     "written",
-	"recency.ahead":   "follows from now and marks",
+	"recency.ahead":   "follows from now and the ticks",
 
 	"tick.ms":        "written",
 	"tick.ns":        "written",
@@ -573,7 +575,7 @@ var survival = map[string]string{
 // list.
 func TestFormatKnowsEveryField(t *testing.T) {
 	var fields []string
-	for _, v := range []any{&ProducerStateManager{}, &state{}, &roster{}, &exactness{}, &transactions{}, &recency{}, &tick{}, &instant{}, &producer{}, &window{}, &entry{}} {
+	for _, v := range []any{&ProducerStateManager{}, &state{}, &roster{}, &logEnd{}, &exactness{}, &transactions{}, &recency{}, &tick{}, &instant{}, &producer{}, &window{}, &entry{}} {
 		typ := reflect.TypeOf(v).Elem()
 		for i := range typ.NumField() {
 			if name := typ.Field(i).Name; name != "_" {
@@ -592,7 +594,7 @@ func TestFormatKnowsEveryField(t *testing.T) {
 		}
 	}
 	if got := history(hadEpoch | hadMarker); got != 3 {
-		t.Errorf("past has %b: are all bits flags of the format?", got)
+		t.Errorf("history has %b: are all bits flags of the format?", got)
 	}
 }
 

@@ -82,8 +82,7 @@ func (m *ProducerStateManager) Truncate(to int64) (exact bool) {
 func (s *state) truncate(to int64) {
 	s.truncations.Add(1)
 	s.exactness.truncate(to)
-	s.endOffset = min(s.endOffset, to)
-	s.restoredLogEnd = min(s.restoredLogEnd, to)
+	s.logEnd.truncate(to)
 	// From the last row down, since forgetting one moves the last row, which has
 	// been looked at, into its place.
 	for row := s.table.rows; row > 0; row-- {

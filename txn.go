@@ -239,7 +239,7 @@ func (m *ProducerStateManager) CommitMarker(k Marker, offset int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p, err := m.judgeMarker(&k)
-	if err == nil && (!m.fits(p, offset, 1) || !endsTxn(p, offset)) {
+	if err == nil && (!m.fits(p.newestEnd(), offset, 1, m.inFlight.offsets()) || !endsTxn(p, offset)) {
 		err = ErrOffsetOrder
 	}
 	if err != nil {
