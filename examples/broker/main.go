@@ -5,8 +5,8 @@
 //
 // shows the library at work: idempotent producers, a network that cuts
 // connections at the worst moment, and a count of what is in the log at the end,
-// with deduplication and without. It also shows what several requests in flight
-// are worth.
+// with deduplication and without. Then the same with transactions and without. It
+// also shows what several requests in flight are worth.
 //
 //	go run ./examples/broker -listen 127.0.0.1:9092 -data DIR
 //
