@@ -32,8 +32,8 @@ const (
 	txnAbortEvery   = 10 // transactions, halfway
 	txnDieEvery     = 20 // transactions, halfway
 
-	// Appended batches, and answers to AddPartitionsToTxn and to EndTxn, from one
-	// cut to the next.
+	// Appended batches, and AddPartitionsToTxn and EndTxn requests that were
+	// accepted, from one cut to the next.
 	txnCutProduceEvery, txnCutAddEvery, txnCutEndEvery = 50, 25, 25
 )
 
@@ -197,12 +197,16 @@ func runTransactions(ctx context.Context, n int, transactional bool) (o txnOutco
 				l.note(func() { l.recognised++ })
 			}
 		},
-		ObserveAnswer: func(req kmsg.Request, _ kmsg.Response) {
-			switch key := kmsg.Key(req.Key()); key {
-			case kmsg.AddPartitionsToTxn:
-				cut(key, txnCutAddEvery)
-			case kmsg.EndTxn:
-				cut(key, txnCutEndEvery)
+		ObserveAnswer: func(_ kmsg.Request, resp kmsg.Response) {
+			switch resp := resp.(type) {
+			case *kmsg.AddPartitionsToTxnResponse:
+				if resp.Topics[0].Partitions[0].ErrorCode == 0 {
+					cut(kmsg.AddPartitionsToTxn, txnCutAddEvery)
+				}
+			case *kmsg.EndTxnResponse:
+				if resp.ErrorCode == 0 {
+					cut(kmsg.EndTxn, txnCutEndEvery)
+				}
 			}
 		},
 	})
@@ -254,9 +258,11 @@ func (l *txnLoad) apply(ctx context.Context, app int) error {
 				return err
 			}
 			cl.Close()
-			if cl, err = l.newClient(app); err != nil {
+			next, err := l.newClient(app)
+			if err != nil {
 				return err
 			}
+			cl = next
 			l.note(func() { l.again++ })
 		}
 		commit := i%txnAbortEvery != txnAbortEvery-1
