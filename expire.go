@@ -50,8 +50,8 @@ func (c *Config) expiration() (time.Duration, bool) {
 func (m *ProducerStateManager) Expire(now time.Time) int {
 	m.mu.Lock()
 	m.startTick(instantOf(now))
-	m.mu.Unlock()
 	limit, ok := m.cfg.expiration()
+	m.mu.Unlock()
 	expired := 0
 	for more := ok; more; {
 		m.mu.Lock()

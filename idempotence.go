@@ -161,6 +161,14 @@ func newState(cfg Config) state {
 	}
 }
 
+// config returns the configuration, for a restore, which does not hold the lock while
+// it reads. It never changes, but another restore writes it again.
+func (m *ProducerStateManager) config() Config {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.cfg
+}
+
 // Check is [ProducerStateManager.CheckBatch] for a batch that is not
 // transactional.
 func (m *ProducerStateManager) Check(pid int64, epoch int16, baseSeq, count int32) (Result, error) {

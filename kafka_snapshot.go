@@ -136,7 +136,7 @@ func (p *producer) appendKafka(b []byte, timestamp int64) []byte {
 // active until that call. Otherwise RestoreKafka is like Restore.
 func (m *ProducerStateManager) RestoreKafka(r io.Reader, endOffset int64) error {
 	d := newSnapshotDecoder(r)
-	n := newState(m.cfg)
+	n := newState(m.config())
 	n.endOffset = max(endOffset, 0)
 	n.lastMarker = n.endOffset - 1
 	n.setBounds(0, n.endOffset)

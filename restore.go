@@ -29,7 +29,7 @@ import (
 // Safe for concurrent use. It holds the lock only to replace the state, for a time
 // that does not depend on the number of producers.
 func (m *ProducerStateManager) Restore(r io.Reader) error {
-	n, err := readSnapshot(r, m.cfg)
+	n, err := readSnapshot(r, m.config())
 	if err != nil {
 		return err
 	}

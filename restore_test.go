@@ -2,7 +2,9 @@ package idempotence
 
 import (
 	"bytes"
+	"sync"
 	"testing"
+	"time"
 )
 
 // TestFault_F14_RestoredSnapshotKnowsTheLogsEnd: a broker that keeps snapshots elsewhere
@@ -35,4 +37,33 @@ func TestFault_F14_RestoredSnapshotKnowsTheLogsEnd(t *testing.T) {
 	if s := n.Snapshot(); s.EndOffset() != 12 || s.LogEndOffset() != 12 {
 		t.Errorf("after the replay a snapshot ends at %d of %d, want 12 of 12", s.EndOffset(), s.LogEndOffset())
 	}
+}
+
+// TestConcurrentRestores: a restore that replaces the state races with nothing that
+// another one, Expire or a SnapshotDir reads.
+func TestConcurrentRestores(t *testing.T) {
+	m := logOf(t, 5)
+	ours, dir := encoded(t, m), openDisk(t, newDisk(), 2)
+	if err := dir.Save(m.Snapshot()); err != nil {
+		t.Fatal(err)
+	}
+	kafka := inKafka(t, m)
+	var running sync.WaitGroup
+	for _, call := range []func() error{
+		func() error { return m.Restore(bytes.NewReader(ours)) },
+		func() error { return m.RestoreKafka(bytes.NewReader(kafka), 5) },
+		func() error { _, err := dir.Load(m, 0, 5); return err },
+		func() error { m.Expire(time.Unix(0, 0)); return nil },
+	} {
+		running.Add(1)
+		go func() {
+			defer running.Done()
+			for range 100 {
+				if err := call(); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+	}
+	running.Wait()
 }

@@ -255,7 +255,7 @@ func (d *SnapshotDir) load(m *ProducerStateManager, offset, logEnd int64) error 
 		return err
 	}
 	defer f.Close()
-	n, err := readSnapshot(f, m.cfg)
+	n, err := readSnapshot(f, m.config())
 	switch {
 	case err != nil:
 		return err
