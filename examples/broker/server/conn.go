@@ -206,6 +206,22 @@ func (c *conn) handle(req kmsg.Request) (kmsg.Response, error) {
 		return c.server.addPartitionsToTxn(req), nil
 	case *kmsg.EndTxnRequest:
 		return c.server.endTxn(req), nil
+	case *kmsg.AddOffsetsToTxnRequest:
+		return c.server.addOffsetsToTxn(req), nil
+	case *kmsg.TxnOffsetCommitRequest:
+		return c.server.txnOffsetCommit(req), nil
+	case *kmsg.OffsetCommitRequest:
+		return c.server.offsetCommit(req), nil
+	case *kmsg.OffsetFetchRequest:
+		return c.server.offsetFetch(req), nil
+	case *kmsg.WriteTxnMarkersRequest:
+		return c.server.writeTxnMarkers(req), nil
+	case *kmsg.DescribeProducersRequest:
+		return c.describeProducers(req)
+	case *kmsg.ListTransactionsRequest:
+		return c.server.listTransactions(req), nil
+	case *kmsg.DescribeTransactionsRequest:
+		return c.server.describeTransactions(req), nil
 	}
 	return nil, fmt.Errorf("%w: key %d", wire.ErrUnsupportedKey, req.Key())
 }

@@ -17,21 +17,31 @@ const nodeID = 1
 
 // servedAPIs returns the requests that are served. Later versions of Produce and
 // Fetch name topics by id, later ones of InitProducerID have two-phase commit,
-// later ones of AddPartitionsToTxn are for brokers.
+// later ones of AddPartitionsToTxn are for brokers, and later ones of OffsetCommit
+// and OffsetFetch for members of a group of KIP-848.
 func servedAPIs(transactionVersion int16) wire.APIs {
 	apis := wire.APIs{
-		int16(kmsg.Produce):            {Min: 3, Max: implicitProduce},
-		int16(kmsg.Fetch):              {Min: 4, Max: 12},
-		int16(kmsg.ListOffsets):        {Min: 1, Max: 6},
-		int16(kmsg.Metadata):           {Min: 1, Max: 9},
-		int16(kmsg.FindCoordinator):    {Min: 0, Max: 4},
-		int16(kmsg.ApiVersions):        {Min: 0, Max: 3},
-		int16(kmsg.InitProducerID):     {Min: 0, Max: 4},
-		int16(kmsg.AddPartitionsToTxn): {Min: 0, Max: 3},
-		int16(kmsg.EndTxn):             {Min: 0, Max: raisingEndTxn},
+		int16(kmsg.Produce):              {Min: 3, Max: implicitProduce},
+		int16(kmsg.Fetch):                {Min: 4, Max: 12},
+		int16(kmsg.ListOffsets):          {Min: 1, Max: 6},
+		int16(kmsg.Metadata):             {Min: 1, Max: 9},
+		int16(kmsg.FindCoordinator):      {Min: 0, Max: 4},
+		int16(kmsg.ApiVersions):          {Min: 0, Max: 3},
+		int16(kmsg.InitProducerID):       {Min: 0, Max: 4},
+		int16(kmsg.AddPartitionsToTxn):   {Min: 0, Max: 3},
+		int16(kmsg.AddOffsetsToTxn):      {Min: 0, Max: 3},
+		int16(kmsg.TxnOffsetCommit):      {Min: 0, Max: implicitTxnOffsetCommit},
+		int16(kmsg.EndTxn):               {Min: 0, Max: raisingEndTxn},
+		int16(kmsg.WriteTxnMarkers):      {Min: 0, Max: 2},
+		int16(kmsg.DescribeProducers):    {Min: 0, Max: 0},
+		int16(kmsg.ListTransactions):     {Min: 0, Max: 0},
+		int16(kmsg.DescribeTransactions): {Min: 0, Max: 0},
+		int16(kmsg.OffsetCommit):         {Min: 2, Max: 8},
+		int16(kmsg.OffsetFetch):          {Min: 1, Max: manyGroupsOffsetFetch},
 	}
 	if transactionVersion < 2 {
 		apis[int16(kmsg.Produce)] = wire.Versions{Min: 3, Max: implicitProduce - 1}
+		apis[int16(kmsg.TxnOffsetCommit)] = wire.Versions{Min: 0, Max: implicitTxnOffsetCommit - 1}
 		apis[int16(kmsg.EndTxn)] = wire.Versions{Min: 0, Max: raisingEndTxn - 1}
 	}
 	return apis
@@ -40,9 +50,14 @@ func servedAPIs(transactionVersion int16) wire.APIs {
 // Versions of requests from which on they are those of transactions of version 2
 // (KIP-890).
 const (
-	implicitProduce = 12 // adds its partition to the transaction
-	raisingEndTxn   = 5  // raises the epoch
+	implicitProduce         = 12 // adds its partition to the transaction
+	implicitTxnOffsetCommit = 5  // adds its group
+	raisingEndTxn           = 5  // raises the epoch
 )
+
+// manyGroupsOffsetFetch is the version of OffsetFetch from which on it is for
+// several groups.
+const manyGroupsOffsetFetch = 8
 
 // transactionFeature is the feature that tells clients which version of
 // transactions to use.

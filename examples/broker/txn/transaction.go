@@ -61,6 +61,9 @@ func (s State) String() string {
 	return stateNames[s]
 }
 
+// IsState reports whether name is the name of a State.
+func IsState(name string) bool { return slices.Contains(stateNames[:], name) }
+
 func (s State) preparing() bool { return s == PrepareCommit || s == PrepareAbort }
 
 func (s State) complete() bool { return s == CompleteCommit || s == CompleteAbort }

@@ -1,0 +1,145 @@
+package server_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/idempotence-go/idempotence/examples/broker/segment/segmenttest"
+	"github.com/idempotence-go/idempotence/examples/broker/server"
+)
+
+// txnBatch produces n records of the session by the rules of version 2.
+func (s *session) txnBatch(seq int32, n int) answer {
+	s.t.Helper()
+	batch := segmenttest.Edit(segmenttest.Batch(s.producer, s.epoch, seq, make([]string, n)...),
+		func(b *kmsg.RecordBatch) { b.Attributes |= 1 << 4 })
+	req := produceRequest("t", 0, batch)
+	req.Version, req.TransactionID = 12, &s.id
+	return s.produce(req)
+}
+
+func (c *client) describeProducers(topic string) kmsg.DescribeProducersResponseTopicPartition {
+	c.t.Helper()
+	req := kmsg.NewPtrDescribeProducersRequest()
+	req.Topics = []kmsg.DescribeProducersRequestTopic{{Topic: topic, Partitions: []int32{0}}}
+	return ask[*kmsg.DescribeProducersResponse](c, req).Topics[0].Partitions[0]
+}
+
+// writeMarker asks for a marker in partition 0 of topic.
+func (c *client) writeMarker(topic string, m kmsg.WriteTxnMarkersRequestMarker) int16 {
+	c.t.Helper()
+	req := kmsg.NewPtrWriteTxnMarkersRequest()
+	req.Version = 2
+	m.Topics = []kmsg.WriteTxnMarkersRequestMarkerTopic{{Topic: topic, Partitions: []int32{0}}}
+	req.Markers = []kmsg.WriteTxnMarkersRequestMarker{m}
+	return ask[*kmsg.WriteTxnMarkersResponse](c, req).Markers[0].Topics[0].Partitions[0].ErrorCode
+}
+
+// A transaction of which the coordinator has lost sight is found by
+// DescribeProducers, and ended by WriteTxnMarkers.
+func TestHangingTransaction(t *testing.T) {
+	cfg := server.Config{Dir: t.TempDir()}
+	b := start(t, cfg)
+	c := b.dial()
+	c.create("t")
+	s := c.newSession("x")
+	wantAnswer(t, "open", s.txnBatch(0, 2), answer{0, 0})
+	b.kill()
+	if err := os.Remove(filepath.Join(cfg.Dir, server.TxnLogName)); err != nil {
+		t.Fatal(err)
+	}
+
+	b = start(t, cfg)
+	c = b.dial()
+	s.client = c
+	found := c.describeProducers("t")
+	if len(found.ActiveProducers) != 1 {
+		t.Fatalf("producers: %+v", found)
+	}
+	p := found.ActiveProducers[0]
+	if p.ProducerID != s.producer || p.CurrentTxnStartOffset != 0 || p.LastSequence != 1 {
+		t.Errorf("producer: %+v", p)
+	}
+	if stable := c.latest(1); stable != 0 {
+		t.Errorf("last stable offset %d, want 0", stable)
+	}
+	wantCode(t, "EndTxn that nobody coordinates", s.endTxn(5, true).ErrorCode, kerr.InvalidProducerIDMapping)
+
+	abort := kmsg.NewWriteTxnMarkersRequestMarker()
+	abort.ProducerID, abort.ProducerEpoch, abort.CoordinatorEpoch = s.producer, s.epoch, 5
+	abort.TransactionVersion = 1
+	wantCode(t, "no such partition", c.writeMarker("nowhere", abort), kerr.UnknownTopicOrPartition)
+	older := abort
+	older.ProducerEpoch = -1
+	wantCode(t, "no epoch", c.writeMarker("t", older), kerr.InvalidRequest)
+	same := abort
+	same.TransactionVersion = 2
+	wantCode(t, "version 2 at the epoch of the transaction", c.writeMarker("t", same), kerr.InvalidProducerEpoch)
+	wantCode(t, "abort", c.writeMarker("t", abort), nil)
+	if stable, end := c.latest(1), c.latest(0); stable != 3 || end != 3 {
+		t.Errorf("last stable offset %d, log end offset %d, want 3 for both", stable, end)
+	}
+	older = abort
+	older.CoordinatorEpoch = 4
+	wantCode(t, "an older coordinator", c.writeMarker("t", older), kerr.TransactionCoordinatorFenced)
+	if end := c.latest(0); end != 3 {
+		t.Errorf("log end offset %d after refused markers, want 3", end)
+	}
+	if p := c.describeProducers("t").ActiveProducers[0]; p.CurrentTxnStartOffset != -1 || p.CoordinatorEpoch != 5 {
+		t.Errorf("producer: %+v", p)
+	}
+	wantCode(t, "producers of no partition", c.describeProducers("nowhere").ErrorCode, kerr.UnknownTopicOrPartition)
+}
+
+// ListTransactions and DescribeTransactions show what the coordinator knows.
+func TestTransactionsAreListed(t *testing.T) {
+	c := start(t, server.Config{}).dial()
+	c.create("t")
+	open, idle := c.newSession("open"), c.newSession("idle")
+	wantAnswer(t, "open", open.txnBatch(0, 1), answer{0, 0})
+
+	list := func(states []string, ids []int64) (found []string, unknown []string) {
+		t.Helper()
+		req := kmsg.NewPtrListTransactionsRequest()
+		req.StateFilters, req.ProducerIDFilters = states, ids
+		resp := ask[*kmsg.ListTransactionsResponse](c, req)
+		for _, s := range resp.TransactionStates {
+			found = append(found, s.TransactionalID+" "+s.TransactionState)
+		}
+		return found, resp.UnknownStateFilters
+	}
+	for _, f := range []struct {
+		states        []string
+		ids           []int64
+		want, unknown []string
+	}{
+		{want: []string{"idle Empty", "open Ongoing"}},
+		{states: []string{"Ongoing"}, want: []string{"open Ongoing"}},
+		{ids: []int64{idle.producer}, want: []string{"idle Empty"}},
+		{states: []string{"Ongoing"}, ids: []int64{idle.producer}},
+		{states: []string{"Asleep", "Empty"}, want: []string{"idle Empty"}, unknown: []string{"Asleep"}},
+	} {
+		got, unknown := list(f.states, f.ids)
+		if !slices.Equal(got, f.want) || !slices.Equal(unknown, f.unknown) {
+			t.Errorf("states %q, ids %d: %q, unknown %q; want %q, %q", f.states, f.ids, got, unknown, f.want, f.unknown)
+		}
+	}
+
+	req := kmsg.NewPtrDescribeTransactionsRequest()
+	req.TransactionalIDs = []string{"open", "idle", "nobody"}
+	got := ask[*kmsg.DescribeTransactionsResponse](c, req).TransactionStates
+	if s := got[0]; s.State != "Ongoing" || s.ProducerID != open.producer || s.ProducerEpoch != open.epoch ||
+		s.TimeoutMillis != 60_000 || s.StartTimestamp <= 0 || len(s.Topics) != 1 || s.Topics[0].Topic != "t" ||
+		!slices.Equal(s.Topics[0].Partitions, []int32{0}) {
+		t.Errorf("open: %+v", s)
+	}
+	if s := got[1]; s.State != "Empty" || s.StartTimestamp != -1 || len(s.Topics) != 0 {
+		t.Errorf("idle: %+v", s)
+	}
+	wantCode(t, "an unknown id", got[2].ErrorCode, kerr.TransactionalIDNotFound)
+}
