@@ -37,9 +37,9 @@ const (
 	codeInvalidProducerEpoch   int16 = 47
 	codeInvalidTxnState        int16 = 48
 	codeConcurrentTransactions int16 = 51
+	codeCoordinatorFenced      int16 = 52
 	codeKafkaStorageError      int16 = 56
 	codeUnknownProducerID      int16 = 59
-	codeCoordinatorFenced      int16 = 72
 	codeInvalidRecord          int16 = 87
 )
 
@@ -124,7 +124,7 @@ var (
 // Returned when a marker is judged, in a [*MarkerError].
 var (
 	// ErrCoordinatorFenced: the marker's coordinator epoch is below one that was
-	// seen, so another coordinator has taken over. The broker answers 72
+	// seen, so another coordinator has taken over. The broker answers 52
 	// TRANSACTION_COORDINATOR_FENCED, and the coordinator drops the marker.
 	// (KIP-98; Kafka's ProducerAppendInfo.checkCoordinatorEpoch.)
 	ErrCoordinatorFenced error = &reason{text: "fenced by a newer coordinator", code: codeCoordinatorFenced}

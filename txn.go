@@ -170,7 +170,7 @@ func (t *transactions) end(p *producer, offset int64, commit bool) {
 //     (KAFKA-20090). The same epoch with none open is a retry (KAFKA-19999);
 //   - ErrCoordinatorFenced if the coordinator epoch is below one that was seen.
 //
-// All but the second are in a [*MarkerError]. A coordinator takes 47 and 72 as
+// All but the second are in a [*MarkerError]. A coordinator takes 47 and 52 as
 // final and drops the marker; it retries 3, 6, 7, 19, 20 and 56, and must be sent
 // nothing else. A marker of an unknown producer, or without data on this partition,
 // is accepted, and so is a repeated one.

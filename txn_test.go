@@ -876,7 +876,7 @@ func TestMarkerError(t *testing.T) {
 			"idempotence: malformed batch: abort marker of producer -4 epoch 1 coordinator epoch 2"},
 		{m.CheckMarker(Marker{ProducerID: 31, Epoch: 4, CoordinatorEpoch: 3}), 47,
 			"idempotence: fenced by a newer epoch: abort marker of producer 31 epoch 4 coordinator epoch 3: current epoch is 5"},
-		{m.CheckMarker(Marker{ProducerID: 31, Epoch: 5, CoordinatorEpoch: 2}), 72,
+		{m.CheckMarker(Marker{ProducerID: 31, Epoch: 5, CoordinatorEpoch: 2}), 52,
 			"idempotence: fenced by a newer coordinator: abort marker of producer 31 epoch 5 coordinator epoch 2: current coordinator epoch is 3"},
 		{m.CommitMarker(commit, 1), 56,
 			"idempotence: offset out of order: commit marker of producer 31 epoch 5 coordinator epoch 3: offset 1, transaction begins at 1"},
@@ -906,7 +906,7 @@ func TestMarkerError(t *testing.T) {
 // TestTransactionErrorCodes: what a broker answers.
 func TestTransactionErrorCodes(t *testing.T) {
 	for err, code := range map[error]int16{
-		ErrInvalidTxnState: 48, ErrConcurrentTransactions: 51, ErrAbortedUnknown: 56, ErrCoordinatorFenced: 72, ErrFenced: 47, ErrInFlight: 7,
+		ErrInvalidTxnState: 48, ErrConcurrentTransactions: 51, ErrAbortedUnknown: 56, ErrCoordinatorFenced: 52, ErrFenced: 47, ErrInFlight: 7,
 	} {
 		if got := KafkaErrorCode(err); got != code {
 			t.Errorf("%v: code %d, want %d", err, got, code)

@@ -76,7 +76,7 @@ func TestHangingTransaction(t *testing.T) {
 	wantCode(t, "no such partition", c.writeMarker("nowhere", abort), kerr.UnknownTopicOrPartition)
 	older := abort
 	older.ProducerEpoch = -1
-	wantCode(t, "no epoch", c.writeMarker("t", older), kerr.InvalidRequest)
+	wantCode(t, "no epoch", c.writeMarker("t", older), kerr.InvalidRecord)
 	same := abort
 	same.TransactionVersion = 2
 	wantCode(t, "version 2 at the epoch of the transaction", c.writeMarker("t", same), kerr.InvalidProducerEpoch)

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kerr"
+
 	"github.com/idempotence-go/idempotence"
 	"github.com/idempotence-go/idempotence/examples/broker/txn"
 )
@@ -172,13 +174,17 @@ func (c *coordinator) appendMarker(m txn.Marker) error {
 	if err != nil {
 		return err
 	}
-	return p.writeMarker(c.closing, idempotence.Marker{
+	err = p.writeMarker(c.closing, idempotence.Marker{
 		ProducerID:       m.ProducerID,
 		Epoch:            m.Epoch,
 		CoordinatorEpoch: m.CoordinatorEpoch,
 		Commit:           m.Commit,
 		Version:          m.Version,
 	})
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", kerr.ErrorForCode(errorCode(err)), err) // as over the wire
 }
 
 // close ends the coordinator after closing has ended and no more requests are

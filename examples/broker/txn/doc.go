@@ -106,7 +106,7 @@
 //
 // Each partition of a transaction in PrepareCommit or PrepareAbort has a marker
 // to be written. A marker is done when the partition has acknowledged it, or has
-// refused it for good with 47 INVALID_PRODUCER_EPOCH or 72
+// refused it for good with 47 INVALID_PRODUCER_EPOCH or 52
 // TRANSACTION_COORDINATOR_FENCED; after any other error it stays listed. When all
 // markers are done, the state is CompleteCommit or CompleteAbort. A marker bears
 // the coordinator epoch, which is the number of starts. After a start, every
