@@ -13,6 +13,10 @@
 // serves Kafka clients until it is interrupted. Package server is the broker. Its
 // file partition.go is where the library is used.
 //
+// With -http 127.0.0.1:8080, both also serve a page that shows what the broker
+// does, with a lesson on the rules, metrics at /metrics and what is remembered of
+// producers at /debug/producers. That is package page.
+//
 //	go run ./examples/broker inspect PATH...
 //
 // prints what is remembered of producers: in a data directory or that of one
@@ -21,6 +25,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -34,6 +39,7 @@ import (
 	"time"
 
 	"github.com/idempotence-go/idempotence"
+	"github.com/idempotence-go/idempotence/examples/broker/page"
 	"github.com/idempotence-go/idempotence/examples/broker/server"
 	"github.com/idempotence-go/idempotence/examples/broker/show"
 )
@@ -51,6 +57,7 @@ func main() {
 		RequestMemory:   64 << 20,
 	}
 	listen := flag.String("listen", "", "serve on this `address` instead of showing the demo")
+	httpAddr := flag.String("http", "", "`address` of a page that shows what the broker does, such as 127.0.0.1:8080; on loopback if it has no host")
 	verbose := flag.Bool("v", false, "print each verdict")
 	flag.StringVar(&cfg.Dir, "data", "", "`directory` for topics and transactions, with -listen")
 	flag.StringVar(&cfg.Advertise, "advertise", "", "`host:port` told to clients, if they cannot use the one they connected to")
@@ -77,10 +84,11 @@ func main() {
 	if *verbose {
 		cfg.Observe = printVerdict
 	}
+	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, *listen, cfg, flag.Args()); err != nil {
+	if err := run(ctx, *listen, *httpAddr, cfg, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "broker:", err)
 		os.Exit(1)
 	}
@@ -103,22 +111,57 @@ func checkFlags(cfg server.Config) error {
 	return nil
 }
 
-func run(ctx context.Context, listen string, cfg server.Config, args []string) error {
+func run(ctx context.Context, listen, httpAddr string, cfg server.Config, args []string) error {
 	switch {
 	case len(args) > 1 && args[0] == "inspect":
 		return inspect(os.Stdout, args[1:])
 	case len(args) > 0:
 		return fmt.Errorf("unexpected argument %q", args[0])
-	case listen == "" && cfg.Dir == "":
-		return show.Run(ctx, os.Stdout, cfg.Observe)
-	case listen == "" || cfg.Dir == "":
+	case (listen == "") != (cfg.Dir == ""):
 		return errors.New("-listen and -data go together")
 	}
 	if err := checkFlags(cfg); err != nil {
 		return err
 	}
-	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
-	return serve(ctx, listen, cfg)
+	if httpAddr == "" {
+		if listen != "" {
+			return serve(ctx, listen, cfg)
+		}
+		return show.Run(ctx, os.Stdout, cfg.Observe, nil)
+	}
+	p, err := servePage(ctx, httpAddr, cfg.Log)
+	if err != nil {
+		return fmt.Errorf("-http: %w", err)
+	}
+	if listen != "" {
+		return serve(ctx, listen, p.Watch(cfg))
+	}
+	if err := show.Run(ctx, os.Stdout, cfg.Observe, p.Watch); err != nil {
+		return err
+	}
+	fmt.Println("\nThe page stays up, with the first of these brokers as it was at its end. Interrupt the program to end.")
+	<-ctx.Done()
+	return nil
+}
+
+// servePage serves a page on addr until ctx ends.
+func servePage(ctx context.Context, addr string, log *slog.Logger) (*page.Page, error) {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
+	}
+	ln, err := net.Listen("tcp", net.JoinHostPort(cmp.Or(host, "127.0.0.1"), port))
+	if err != nil {
+		return nil, err
+	}
+	p := page.New(host)
+	log.Info("look inside", "page", "http://"+ln.Addr().String())
+	go func() {
+		if err := p.Serve(ctx, ln, log); err != nil {
+			log.Error("page failed", "err", err)
+		}
+	}()
+	return p, nil
 }
 
 // serve runs a broker until ctx ends.

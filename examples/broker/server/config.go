@@ -77,6 +77,9 @@ type Config struct {
 	// before it is sent, concurrently and without a lock.
 	ObserveAnswer func(kmsg.Request, kmsg.Response)
 
+	// Opened is called with the broker before Open returns it.
+	Opened func(*Server)
+
 	Log *slog.Logger // default: discard
 
 	repeated *slog.Logger // for what may fail again and again: see quietHandler
@@ -115,6 +118,9 @@ func (cfg Config) withDefaults() Config {
 	}
 	if cfg.ObserveAnswer == nil {
 		cfg.ObserveAnswer = func(kmsg.Request, kmsg.Response) {}
+	}
+	if cfg.Opened == nil {
+		cfg.Opened = func(*Server) {}
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)

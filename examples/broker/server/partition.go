@@ -44,6 +44,7 @@ type partition struct {
 	offline error            // why nothing can be appended, or nil
 
 	snapshots  *idempotence.SnapshotDir
+	timings    timings
 	saving     sync.Mutex
 	saved      bool           // the newest snapshot has everything; guarded by order
 	background sync.WaitGroup // the writer, and a snapshot being saved

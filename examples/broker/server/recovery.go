@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/idempotence-go/idempotence"
 	"github.com/idempotence-go/idempotence/examples/broker/durable"
@@ -61,10 +62,12 @@ func LogID(topic string, i int32) (id [16]byte) {
 // recover recovers the producers. If that took more than the newest segment, it
 // saves a snapshot, so that the next recovery does not take as long.
 func (p *partition) recover() error {
+	begun := time.Now()
 	found, err := recoverProducers(p.producers, p.log, p.snapshots)
 	if err != nil {
 		return err
 	}
+	p.timings.recovered(time.Since(begun))
 	for _, err := range found.Skipped {
 		p.cfg.Log.Warn("snapshot not loaded", "log", p.dir, "err", err)
 	}
@@ -107,7 +110,7 @@ func (p *partition) saveInBackground() {
 	s := p.producers.Snapshot()
 	p.background.Go(func() {
 		defer p.saving.Unlock()
-		if err := p.snapshots.Save(s); err != nil {
+		if err := p.saveSnapshot(s); err != nil {
 			p.cfg.repeated.Warn("snapshot not saved", "log", p.dir, "err", err)
 		}
 	})
@@ -115,7 +118,7 @@ func (p *partition) saveInBackground() {
 
 // save saves a snapshot while nothing is appended.
 func (p *partition) save() {
-	if err := p.snapshots.Save(p.producers.Snapshot()); err != nil {
+	if err := p.saveSnapshot(p.producers.Snapshot()); err != nil {
 		p.cfg.repeated.Warn("snapshot not saved", "log", p.dir, "err", err)
 		return
 	}
@@ -151,5 +154,12 @@ func (p *partition) finish() error {
 	if p.cfg.WithoutDeduplication || p.saved {
 		return nil
 	}
-	return p.snapshots.Save(p.producers.Snapshot())
+	return p.saveSnapshot(p.producers.Snapshot())
+}
+
+func (p *partition) saveSnapshot(s *idempotence.Snapshot) error {
+	begun := time.Now()
+	err := p.snapshots.Save(s)
+	p.timings.saved(begun, err)
+	return err
 }

@@ -75,6 +75,7 @@ func Open(cfg Config) (_ *Server, err error) {
 		return nil, err
 	}
 	s.expiring.Go(s.expire)
+	cfg.Opened(s)
 	return s, nil
 }
 

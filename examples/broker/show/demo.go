@@ -41,12 +41,13 @@ const (
 // transactions and without. It returns an error unless the first broker stored
 // every record exactly once, and committed readers got exactly the transactions
 // that were committed, although producers had to retry. observe, if it is not nil,
-// gets the verdicts of the first part.
-func Run(ctx context.Context, out io.Writer, observe func(server.Event)) error {
-	return run(ctx, out, observe, demoTransactions)
+// gets the verdicts of the first part. watch, if it is not nil, gets the configuration
+// of the first broker to add to it.
+func Run(ctx context.Context, out io.Writer, observe func(server.Event), watch func(server.Config) server.Config) error {
+	return run(ctx, out, observe, watch, demoTransactions)
 }
 
-func run(ctx context.Context, out io.Writer, observe func(server.Event), transactions int) error {
+func run(ctx context.Context, out io.Writer, observe func(server.Event), watch func(server.Config) server.Config, transactions int) error {
 	ctx, cancel := context.WithTimeout(ctx, demoTimeout)
 	defer cancel()
 	fmt.Fprintf(out, "%s numbered records to %d partitions, %d requests in flight. After every %dth append\n"+
@@ -54,7 +55,11 @@ func run(ctx context.Context, out io.Writer, observe func(server.Event), transac
 		thousands(demoRecords), demoPartitions, demoInFlight, demoCutEvery)
 
 	fmt.Fprintln(out, "\nWith deduplication:")
-	with, err := demoRun(ctx, out, server.Config{Observe: observe})
+	cfg := server.Config{Observe: observe}
+	if watch != nil {
+		cfg = watch(cfg)
+	}
+	with, err := demoRun(ctx, out, cfg)
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,7 @@ import (
 // transactions must show what they are good for.
 func TestDemo(t *testing.T) {
 	var out bytes.Buffer
-	if err := run(context.Background(), &out, nil, 200); err != nil {
+	if err := run(context.Background(), &out, nil, nil, 200); err != nil {
 		t.Fatalf("%v\n%s", err, out.String())
 	}
 	table := make(map[string][]string)
@@ -63,7 +63,7 @@ func TestDemo(t *testing.T) {
 func TestDemoInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := Run(ctx, new(bytes.Buffer), nil); err == nil {
+	if err := Run(ctx, new(bytes.Buffer), nil, nil); err == nil {
 		t.Error("a demo that was interrupted at once reports success")
 	}
 }
