@@ -156,7 +156,8 @@ func (p *Page) serveEvents(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Connection", "close") // a reader that is dropped is disconnected
 	rc := http.NewResponseController(w)
-	rc.SetReadDeadline(time.Time{}) // that of the request would end what is read here
+	rc.SetReadDeadline(time.Time{}) // that of the request is past once the reader is waited for
+	rc.Flush()
 	for {
 		select {
 		case <-r.Context().Done():
