@@ -34,7 +34,7 @@ type abortedRanges struct {
 	shared bool // a snapshot shares the memory of ranges
 }
 
-const fanout = 64
+const fanout = 8
 
 // len returns how many ranges are kept.
 func (a *abortedRanges) len() int { return len(a.ranges) - a.head }

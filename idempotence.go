@@ -198,7 +198,7 @@ func (m *ProducerStateManager) Commit(pid int64, epoch int16, baseSeq, count int
 func (m *ProducerStateManager) CheckBatch(b Batch) (Result, error) {
 	m.mu.Lock()
 	if p := m.table.find(b.ProducerID); p != nil && p.queue == 0 && p.epoch == b.Epoch && b.Count > 0 {
-		if p.window.follows(b.BaseSequence) && b.Transactional == p.pinned {
+		if p.window.follows(b.BaseSequence) && (b.Transactional || !p.pinned) {
 			m.mu.Unlock()
 			return Result{Verdict: Append}, nil
 		}

@@ -23,6 +23,7 @@ type offsetQueue struct {
 	entries []offsetEntry
 	head    int
 	live    int
+	near    int // behind the one removed last, where the next often is
 }
 
 type offsetEntry struct {
@@ -45,10 +46,14 @@ func (q *offsetQueue) add(key, value int64) {
 
 // remove removes a value that is in the queue.
 func (q *offsetQueue) remove(key, value int64) {
-	i := q.search(key)
-	for q.entries[i].value != value {
-		i++
+	i := q.near
+	if i >= len(q.entries) || q.entries[i] != (offsetEntry{key, value}) {
+		i = q.search(key)
+		for q.entries[i].value != value {
+			i++
+		}
 	}
+	q.near = i + 1
 	q.entries[i].value = removed
 	q.live--
 	for q.head < len(q.entries) && q.entries[q.head].value == removed {

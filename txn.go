@@ -445,7 +445,12 @@ func (q *endedQueue) add(first, marker int64) {
 	if to < len(*q) && (*q)[to].marker == marker {
 		to++
 	}
-	*q = slices.Replace(*q, from, to, endedTxn{first, marker})
+	e := endedTxn{first, marker}
+	if from == len(*q) {
+		*q = append(*q, e) // the common case, without the cost of Replace
+	} else {
+		*q = slices.Replace(*q, from, to, e)
+	}
 }
 
 // release drops the transactions whose marker lies below the high watermark.
@@ -454,7 +459,7 @@ func (q *endedQueue) release(highWatermark int64) {
 	for n < len(*q) && (*q)[n].marker < highWatermark {
 		n++
 	}
-	if *q = (*q)[n:]; len(*q) == 0 {
+	if *q = (*q)[n:]; len(*q) == 0 && cap(*q) > 1024 {
 		*q = nil
 	}
 }
