@@ -348,6 +348,13 @@ func (e *InFlightError) Unwrap() error { return ErrInFlight }
 
 // Error names the batch and what it waits for.
 func (e *InFlightError) Error() string {
-	return fmt.Sprintf("%v: producer %d epoch %d sequence %d count %d: waits for epoch %d sequences %d to %d", ErrInFlight,
-		e.Batch.ProducerID, e.Batch.Epoch, e.Batch.BaseSequence, e.Batch.Count, e.Epoch, e.FirstSequence, e.LastSequence)
+	received, obstacle := "marker", "a marker"
+	if e.Batch.BaseSequence != noSequence {
+		received = fmt.Sprintf("sequence %d count %d", e.Batch.BaseSequence, e.Batch.Count)
+	}
+	if e.FirstSequence != noSequence {
+		obstacle = fmt.Sprintf("sequences %d to %d", e.FirstSequence, e.LastSequence)
+	}
+	return fmt.Sprintf("%v: producer %d epoch %d %s: waits for %s of epoch %d", ErrInFlight,
+		e.Batch.ProducerID, e.Batch.Epoch, received, obstacle, e.Epoch)
 }

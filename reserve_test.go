@@ -581,9 +581,9 @@ func TestReserve_Errors(t *testing.T) {
 		text string
 	}{
 		{inFlight, ErrInFlight, 7,
-			"idempotence: append in flight: producer 31 epoch 0 sequence 0 count 3: waits for epoch 0 sequences 0 to 2"},
+			"idempotence: append in flight: producer 31 epoch 0 sequence 0 count 3: waits for sequences 0 to 2 of epoch 0"},
 		{cancelled, why, 7,
-			"idempotence: append in flight: producer 31 epoch 0 sequence 0 count 3: waits for epoch 0 sequences 0 to 2: the client has gone"},
+			"idempotence: append in flight: producer 31 epoch 0 sequence 0 count 3: waits for sequences 0 to 2 of epoch 0: the client has gone"},
 		{cancelled, ErrInFlight, 7, ""},
 		{tooLow, ErrOffsetOrder, 56,
 			"idempotence: offset out of order: producer 31 epoch 0 sequence 3 count 1: base offset 2, lowest possible is 3"},

@@ -511,6 +511,8 @@ func (e *MarkerError) Error() string {
 	s := fmt.Sprintf("%v: %s marker of producer %d epoch %d coordinator epoch %d", e.Err, outcome,
 		e.Marker.ProducerID, e.Marker.Epoch, e.Marker.CoordinatorEpoch)
 	switch {
+	case errors.Is(e.Err, ErrFenced) && e.Marker.Epoch == e.CurrentEpoch:
+		s += fmt.Sprintf(": version 2 requires an epoch above %d", e.CurrentEpoch)
 	case errors.Is(e.Err, ErrFenced):
 		s += fmt.Sprintf(": current epoch is %d", e.CurrentEpoch)
 	case errors.Is(e.Err, ErrCoordinatorFenced):

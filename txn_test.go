@@ -867,6 +867,14 @@ func TestMarkerError(t *testing.T) {
 		batch pid=31 epoch=5 seq=0 n=1 txn -> OK base=1
 	`).m
 	commit := Marker{ProducerID: 31, Epoch: 5, CoordinatorEpoch: 3, Commit: true}
+	if _, _, err := m.Reserve(Batch{ProducerID: 32, Epoch: 1, Count: 3, Transactional: true}); err != nil {
+		t.Fatal(err)
+	}
+	markerWaits := m.CheckMarker(Marker{ProducerID: 32, Epoch: 1})
+	if _, err := m.ReserveMarker(Marker{ProducerID: 33, Epoch: 1}); err != nil {
+		t.Fatal(err)
+	}
+	_, batchWaits := m.Check(33, 1, 0, 1)
 	for _, c := range []struct {
 		err  error
 		code int16
@@ -876,6 +884,10 @@ func TestMarkerError(t *testing.T) {
 			"idempotence: malformed batch: abort marker of producer -4 epoch 1 coordinator epoch 2"},
 		{m.CheckMarker(Marker{ProducerID: 31, Epoch: 4, CoordinatorEpoch: 3}), 47,
 			"idempotence: fenced by a newer epoch: abort marker of producer 31 epoch 4 coordinator epoch 3: current epoch is 5"},
+		{m.CheckMarker(Marker{ProducerID: 31, Epoch: 5, CoordinatorEpoch: 3, Version: 2}), 47,
+			"idempotence: fenced by a newer epoch: abort marker of producer 31 epoch 5 coordinator epoch 3: version 2 requires an epoch above 5"},
+		{markerWaits, 7, "idempotence: append in flight: producer 32 epoch 1 marker: waits for sequences 0 to 2 of epoch 1"},
+		{batchWaits, 7, "idempotence: append in flight: producer 33 epoch 1 sequence 0 count 1: waits for a marker of epoch 1"},
 		{m.CheckMarker(Marker{ProducerID: 31, Epoch: 5, CoordinatorEpoch: 2}), 52,
 			"idempotence: fenced by a newer coordinator: abort marker of producer 31 epoch 5 coordinator epoch 2: current coordinator epoch is 3"},
 		{m.CommitMarker(commit, 1), 56,
