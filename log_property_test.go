@@ -1,7 +1,6 @@
 package idempotence
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -20,11 +19,11 @@ import (
 // survivor is a manager and its chronicle, side by side. Like rig, it prints the
 // transcript of what led to a failure.
 type survivor struct {
+	*generator
 	t     rapid.TB
 	pick  func(n int) int
 	m     *ProducerStateManager
 	c     *chronicle
-	pids  []int64
 	clock time.Time
 	// loose: the manager was told of a cut that it could not take back, and went
 	// on all the same. What it remembers is not compared until it is rebuilt.
@@ -34,8 +33,16 @@ type survivor struct {
 }
 
 func newSurvivor(t rapid.TB, c chooser, cfg Config) *survivor {
-	return &survivor{t: t, pick: c.pick, m: New(cfg), c: newChronicle(cfg), pids: []int64{31, 32, 33, 34},
-		clock: time.UnixMilli(1000).UTC(), met: map[string]int{}}
+	s := &survivor{
+		t: t, pick: c.pick, m: New(cfg), c: newChronicle(cfg), clock: time.UnixMilli(1000).UTC(), met: map[string]int{},
+	}
+	s.generator = &generator{
+		c: c, policy: cfg.UnknownProducer, pids: []int64{31, 32, 33, 34},
+		known: func(pid int64) outlook { return s.c.outlook(pid) }, // the chronicle is replaced now and then
+		txn:   func(o outlook) bool { return s.pick(4) == 3 || o.open && s.pick(8) > 0 },
+	}
+	s.count = s.wideCount
+	return s
 }
 
 func (s *survivor) note(format string, args ...any) {
@@ -77,17 +84,6 @@ func (s *survivor) verify() {
 	}
 }
 
-func (s *survivor) pid() int64 { return s.pids[s.pick(len(s.pids))] }
-
-// count returns a count: mostly small, now and then more than a narrow window
-// takes.
-func (s *survivor) count() int32 {
-	if s.pick(12) == 11 {
-		return []int32{maxPlainCount, maxPlainCount + 1, math.MaxInt32}[s.pick(3)]
-	}
-	return int32(1 + s.pick(3))
-}
-
 func (s *survivor) base() int64 { return s.c.end + []int64{0, 0, 0, 1, 2}[s.pick(5)] }
 
 // near returns an epoch about the current one.
@@ -99,27 +95,17 @@ func (s *survivor) near(pid int64) int16 {
 	return max(0, epoch+[]int16{0, 0, 0, 1, 2, -1}[s.pick(6)])
 }
 
-// next returns the batch that a producer should send next.
-func (s *survivor) next(pid int64) Batch {
-	b := Batch{ProducerID: pid, Count: s.count(), Transactional: s.pick(4) == 3}
-	if p := s.c.known[pid]; p != nil {
-		b.Epoch = p.epoch
-		b.Transactional = b.Transactional || p.txn >= 0 && s.pick(8) > 0
-		if len(p.batches) > 0 {
-			b.BaseSequence = int32((int64(p.batches[len(p.batches)-1].LastSequence) + 1) % modulus)
-		}
-	}
-	return b
-}
-
-// commit commits a batch that the rules allow, apart from rule T1. After a full turn
-// of the sequence it may all the same be the copy of a remembered one; and a manager
-// gone loose may refuse anything.
+// commit commits a batch, which the rules mostly allow. A manager gone loose may refuse
+// anything.
 func (s *survivor) commit(b Batch) {
 	l := logged{batch: b, base: s.base()}
 	s.note("commit %s txn=%t base=%d", words(b), b.Transactional, l.base)
-	want, err := s.c.refusal(b), s.m.CommitBatch(b, l.base)
-	if !s.loose && !errors.Is(err, want) && !errors.Is(err, ErrDuplicateSequence) {
+	res, want := judge(s.c.cfg.UnknownProducer, s.c.end, s.c.outlook(b.ProducerID), b)
+	if res.Verdict == Duplicate {
+		want = ErrDuplicateSequence
+	}
+	err := s.m.CommitBatch(b, l.base)
+	if !s.loose && !sameReason(want, err) {
 		s.fail("refused: %v, want %v", err, want)
 	}
 	if err == nil {
@@ -183,7 +169,7 @@ var (
 			}
 		}},
 		{"commit nobody's", func(s *survivor) {
-			s.commit(Batch{ProducerID: NoProducerID, Epoch: -1, BaseSequence: -1, Count: s.count()})
+			s.commit(s.withoutID())
 		}},
 		{"a newcomer", func(s *survivor) {
 			s.pids = append(s.pids, int64(100+len(s.pids)))
@@ -194,7 +180,7 @@ var (
 		{"replay the next", func(s *survivor) { s.take(logged{batch: s.next(s.pid()), base: s.base()}) }},
 		{"replay", func(s *survivor) { s.take(logged{batch: s.stray(s.pid()), base: s.base()}) }},
 		{"replay nobody's", func(s *survivor) {
-			s.take(logged{batch: Batch{ProducerID: NoProducerID, Count: s.count()}, base: s.base()})
+			s.take(logged{batch: Batch{ProducerID: NoProducerID, Count: s.count(0)}, base: s.base()})
 		}},
 	}
 	markers = []deed{
@@ -214,7 +200,7 @@ var (
 	}
 	coordinators = []deed{{"replay a coordinator's batch", func(s *survivor) {
 		pid := s.pid()
-		b := Batch{ProducerID: pid, Epoch: s.near(pid), BaseSequence: -1, Count: s.count(), Transactional: s.pick(3) > 0}
+		b := Batch{ProducerID: pid, Epoch: s.near(pid), BaseSequence: -1, Count: s.count(0), Transactional: s.pick(3) > 0}
 		s.take(logged{batch: b, base: s.base()})
 	}}}
 	overlaps = []deed{{"replay what is known already", func(s *survivor) {

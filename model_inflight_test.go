@@ -83,54 +83,26 @@ func (m *queueModel) forget(pid int64) {
 	delete(m.turn, pid)
 }
 
-// judge is the rules with rule 1 of pipelined appends before them: everything in
-// the queue counts as if it were in the log already, but for a copy of it.
-func (m *queueModel) judge(b Batch) (Result, error) {
-	queue := m.queues[b.ProducerID]
-	all := m.accepted[b.ProducerID]
-	if res, err := m.model.judge(b); len(queue) == 0 || err == ErrInvalidBatch {
-		failedFirst, ok := m.failedFirst[b.ProducerID]
-		if m.cfg.UnknownProducer == StartAtZeroOnNewLog && m.endOffset == 0 {
-			ok = false // on a new log it must start at 0, whatever it owes
-		}
-		if err == nil && len(all) == 0 && ok && failedFirst.Epoch == b.Epoch && failedFirst.BaseSequence != b.BaseSequence {
-			return Result{}, ErrOutOfOrderSequence
-		}
-		return res, err
+// outlook returns what is known of a producer, committed and in flight.
+func (m *queueModel) outlook(pid int64) outlook {
+	o := m.model.outlook(pid)
+	for _, h := range m.queues[pid] {
+		o.queue = append(o.queue, h.batch)
 	}
-	newest := queue[len(queue)-1].batch
-	switch {
-	case b.Epoch < newest.Epoch:
-		return Result{}, ErrFenced
-	case b.Epoch > newest.Epoch && b.BaseSequence != 0:
-		return Result{}, ErrOutOfOrderSequence
-	case b.Epoch > newest.Epoch:
-		return Result{}, ErrInFlight
+	if failed, ok := m.failedFirst[pid]; ok {
+		o.failed = &failed
 	}
-	if len(all) > 0 && all[len(all)-1].epoch == b.Epoch {
-		for _, old := range m.window(b.ProducerID) {
-			if old.first == int64(b.BaseSequence) && old.count == int64(b.Count) {
-				return Result{Duplicate, old.base}, nil
-			}
-		}
-	}
-	for _, h := range queue {
-		if h.batch.BaseSequence == b.BaseSequence && h.batch.Count == b.Count {
-			return Result{}, ErrInFlight
-		}
-	}
-	switch {
-	case b.BaseSequence != nextAfter(newest):
-		return Result{}, ErrOutOfOrderSequence
-	case len(queue) == 5:
-		return Result{}, ErrInFlight
-	}
-	return Result{Verdict: Append}, nil
+	return o
 }
 
-// nextAfter returns the sequence that follows a batch.
-func nextAfter(b Batch) int32 {
-	return int32((int64(b.BaseSequence) + int64(b.Count)) % modulus)
+// sent returns the batches of a producer as they were sent, committed and in flight.
+func (m *queueModel) sent(pid int64) []Batch {
+	return append(m.model.sent(pid), m.outlook(pid).queue...)
+}
+
+// judge answers a batch.
+func (m *queueModel) judge(b Batch) (Result, error) {
+	return judge(m.cfg.UnknownProducer, m.endOffset, m.outlook(b.ProducerID), b)
 }
 
 func (m *queueModel) count(err error) {

@@ -190,18 +190,18 @@ func (c *chronicle) startTick(now time.Time) {
 	}
 }
 
-// refusal returns why rule T1 refuses a batch that is otherwise the next one.
-func (c *chronicle) refusal(b Batch) error {
-	p := c.known[b.ProducerID]
-	switch {
-	case p == nil || p.txn < 0:
-		return nil
-	case !b.Transactional:
-		return ErrInvalidTxnState
-	case b.Epoch > p.epoch:
-		return ErrConcurrentTransactions
+// outlook returns what is known of a producer.
+func (c *chronicle) outlook(pid int64) outlook {
+	p := c.known[pid]
+	if p == nil {
+		return outlook{}
 	}
-	return nil
+	o := outlook{known: true, epoch: p.epoch, open: p.txn >= 0}
+	for i, b := range p.batches[max(0, len(p.batches)-5):] {
+		count := p.ends[max(0, len(p.batches)-5)+i] - b.BaseOffset
+		o.window = append(o.window, modelBatch{p.epoch, int64(b.FirstSequence), count, b.BaseOffset})
+	}
+	return o
 }
 
 // expire forgets whoever has been idle for too long, and returns how many.

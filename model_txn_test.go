@@ -108,14 +108,6 @@ func (p *txnProducer) newest() int64 {
 	return p.batches[len(p.batches)-1].base
 }
 
-// next returns the next sequence of the epoch.
-func (p *txnProducer) next() int64 {
-	if len(p.batches) == 0 {
-		return 0
-	}
-	return (p.batches[len(p.batches)-1].last() + 1) % modulus
-}
-
 // producer reads what was told of one producer.
 func (m *txnModel) producer(pid int64) txnProducer {
 	unknown := txnProducer{coordinator: -1}
@@ -176,63 +168,20 @@ func (m *txnModel) openOf(pid int64) int64 {
 	return -1
 }
 
+// outlook returns what is known of a producer.
+func (m *txnModel) outlook(pid int64) outlook {
+	p, q := m.producer(pid), m.queue(pid)
+	o := outlook{known: p.known, epoch: p.epoch, window: p.window(), open: m.openOf(pid) >= 0}
+	for _, a := range q {
+		o.queue = append(o.queue, a.batch)
+		o.marker = a.marker != nil
+	}
+	return o
+}
+
 // judge answers a batch.
 func (m *txnModel) judge(b Batch) (Result, error) {
-	if b.ProducerID == NoProducerID {
-		return Result{Verdict: Append}, nil
-	}
-	if b.ProducerID < 0 || b.Epoch < 0 || b.BaseSequence < 0 || b.Count < 1 {
-		return Result{}, ErrInvalidBatch
-	}
-	p, q, open := m.producer(b.ProducerID), m.queue(b.ProducerID), m.openOf(b.ProducerID) >= 0
-	if !p.known && len(q) == 0 {
-		if b.BaseSequence != 0 {
-			return Result{}, ErrUnknownProducer
-		}
-		return Result{Verdict: Append}, nil
-	}
-	epoch, next := int16(-1), int64(0)
-	if p.known {
-		epoch, next = p.epoch, p.next()
-	}
-	behindMarker := len(q) > 0 && q[0].marker != nil
-	if len(q) > 0 && !behindMarker {
-		newest := q[len(q)-1].batch
-		epoch, next = newest.Epoch, (int64(newest.BaseSequence)+int64(newest.Count))%modulus
-	}
-	if b.Epoch < epoch {
-		return Result{}, ErrFenced
-	}
-	asked := modelBatch{first: int64(b.BaseSequence), count: int64(b.Count)}
-	if p.known && b.Epoch == p.epoch {
-		for _, old := range p.window() {
-			if old.first == asked.first && old.last() == asked.last() {
-				return Result{Duplicate, old.base}, nil
-			}
-		}
-	}
-	if behindMarker {
-		return Result{}, ErrInFlight
-	}
-	inFlightTxn := false
-	for _, a := range q {
-		inFlightTxn = inFlightTxn || a.batch.Transactional
-		if b.Epoch == epoch && a.batch.BaseSequence == b.BaseSequence && a.batch.Count == b.Count {
-			return Result{}, ErrInFlight
-		}
-	}
-	newer := b.Epoch > epoch
-	switch {
-	case newer && b.BaseSequence != 0, !newer && asked.first != next:
-		return Result{}, ErrOutOfOrderSequence
-	case !b.Transactional && (open || !newer && inFlightTxn):
-		return Result{}, ErrInvalidTxnState
-	case newer && open:
-		return Result{}, ErrConcurrentTransactions
-	case newer && len(q) > 0, len(q) == 5:
-		return Result{}, ErrInFlight
-	}
-	return Result{Verdict: Append}, nil
+	return judge(m.cfg.UnknownProducer, m.end, m.outlook(b.ProducerID), b)
 }
 
 // judgeMarker answers a marker.

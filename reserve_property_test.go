@@ -35,8 +35,8 @@ import (
 
 // pipeline is a manager, its model and its log.
 type pipeline struct {
+	*generator
 	t     rapid.TB
-	c     chooser
 	cfg   Config
 	m     *ProducerStateManager
 	model *queueModel
@@ -53,7 +53,6 @@ type pipeline struct {
 	forgot bool
 	// unread is set while the manager may doubt more of the log than it must.
 	unread  bool
-	pids    []int64
 	history []string
 	met     map[string]int
 }
@@ -69,10 +68,16 @@ type saved struct {
 const pipelineTTL = 100
 
 func newPipeline(t rapid.TB, c chooser, cfg Config) *pipeline {
-	return &pipeline{
-		t: t, c: c, cfg: cfg, m: New(cfg), model: newQueueModel(cfg),
-		acked: map[Batch]int64{}, pids: []int64{31, 32, 0, math.MaxInt64}, met: map[string]int{},
+	p := &pipeline{
+		t: t, cfg: cfg, m: New(cfg), model: newQueueModel(cfg), acked: map[Batch]int64{}, met: map[string]int{},
 	}
+	p.generator = &generator{
+		c: c, policy: cfg.UnknownProducer, pids: []int64{31, 32, 0, math.MaxInt64},
+		known: func(pid int64) outlook { return p.model.outlook(pid) }, // the model is replaced now and then
+		sent:  func(pid int64) []Batch { return p.model.sent(pid) },
+	}
+	p.count = p.smallCount
+	return p
 }
 
 // pipelineAction is something that can happen.
@@ -97,24 +102,12 @@ var pipelineActions = []pipelineAction{
 	}},
 	{"retry", func(p *pipeline) { p.reserve(p.retry()) }},
 	{"almost a retry", func(p *pipeline) { p.reserve(p.bent()) }},
-	{"gap", func(p *pipeline) {
-		b := p.next(p.pid())
-		b.BaseSequence = moved(b.BaseSequence, int32(1+p.c.pick(3)))
-		p.reserve(b)
-	}},
+	{"gap", func(p *pipeline) { p.reserve(p.gap()) }},
 	{"newer epoch", func(p *pipeline) { p.reserve(p.newerEpoch()) }},
-	{"older epoch", func(p *pipeline) {
-		b := p.retry()
-		b.Epoch = max(0, b.Epoch-1)
-		p.reserve(b)
-	}},
-	{"malformed", func(p *pipeline) {
-		b := p.next(p.pid())
-		b.Count = -int32(p.c.pick(2))
-		p.reserve(b)
-	}},
+	{"older epoch", func(p *pipeline) { p.reserve(p.olderEpoch()) }},
+	{"malformed", func(p *pipeline) { p.reserve(p.malformed()) }},
 	{"no producer id", func(p *pipeline) {
-		p.reserve(Batch{ProducerID: NoProducerID, Epoch: -1, BaseSequence: -1, Count: int32(1 + p.c.pick(3))})
+		p.reserve(p.withoutID())
 	}},
 	{"commit without a reservation", (*pipeline).commitPlain},
 	{"commit", (*pipeline).commit},
@@ -203,62 +196,6 @@ func (p *pipeline) note(format string, args ...any) {
 func (p *pipeline) fail(format string, args ...any) {
 	p.t.Helper()
 	p.t.Fatalf("%s\n%s", strings.Join(p.history, "\n"), fmt.Sprintf(format, args...))
-}
-
-func (p *pipeline) pid() int64 { return p.pids[p.c.pick(len(p.pids))] }
-
-// next returns the batch that a producer should send next.
-func (p *pipeline) next(pid int64) Batch {
-	b := Batch{ProducerID: pid, Count: int32(1 + p.c.pick(4))}
-	if q := p.model.queues[pid]; len(q) > 0 {
-		newest := q[len(q)-1].batch
-		b.Epoch, b.BaseSequence = newest.Epoch, nextAfter(newest)
-	} else if all := p.model.accepted[pid]; len(all) > 0 {
-		newest := all[len(all)-1]
-		b.Epoch, b.BaseSequence = newest.epoch, int32((newest.last()+1)%modulus)
-	} else if failedFirst, ok := p.model.failedFirst[pid]; ok && p.c.pick(4) > 0 {
-		b.Epoch, b.BaseSequence = failedFirst.Epoch, failedFirst.BaseSequence
-	} else if p.cfg.UnknownProducer == AcceptAny {
-		b.BaseSequence = math.MaxInt32 - int32(p.c.pick(8))
-	}
-	return b
-}
-
-// retry returns a copy of a batch in flight, or of one of the last seven that
-// landed.
-func (p *pipeline) retry() Batch {
-	pid := p.pid()
-	var all []Batch
-	for _, b := range p.model.accepted[pid] {
-		all = append(all, Batch{ProducerID: pid, Epoch: b.epoch, BaseSequence: int32(b.first), Count: int32(b.count)})
-	}
-	all = all[max(0, len(all)-7):]
-	for _, h := range p.model.queues[pid] {
-		all = append(all, h.batch)
-	}
-	if len(all) == 0 {
-		return p.next(pid)
-	}
-	return all[p.c.pick(len(all))]
-}
-
-func (p *pipeline) bent() Batch {
-	b := p.retry()
-	if p.c.pick(2) == 0 {
-		b.Count++
-	} else {
-		b.BaseSequence = moved(b.BaseSequence, int32(p.c.pick(5))-2)
-	}
-	return b
-}
-
-func (p *pipeline) newerEpoch() Batch {
-	b := p.next(p.pid())
-	b.Epoch++
-	if p.c.pick(4) > 0 {
-		b.BaseSequence = 0
-	}
-	return b
 }
 
 // reserve checks and reserves a batch, and hands it to the log.
@@ -742,7 +679,7 @@ func TestReservationsAgainstModel(t *testing.T) {
 func TestPipelineReachesEverything(t *testing.T) {
 	met := map[string]int{}
 	for i, c := range pipelineConfigs {
-		for seed := range uint64(8) {
+		for seed := range uint64(16) {
 			p := newPipeline(t, seeded{rand.New(rand.NewPCG(uint64(i), seed))}, c.cfg)
 			for range 300 {
 				pipelineActions[p.c.pick(len(pipelineActions))].do(p)

@@ -32,8 +32,8 @@ import (
 
 // txnWorld is a partition at play.
 type txnWorld struct {
+	*generator
 	t     rapid.TB
-	c     chooser
 	cfg   Config
 	m     *ProducerStateManager
 	model *txnModel
@@ -63,7 +63,17 @@ var txnPIDs = []int64{31, 0, math.MaxInt64, 32}
 const txnTTL = time.Minute
 
 func newTxnWorld(t rapid.TB, c chooser, cfg Config) *txnWorld {
-	return &txnWorld{t: t, c: c, cfg: cfg, m: New(cfg), model: newTxnModel(cfg), now: time.Unix(1000, 0), met: map[string]int{}}
+	w := &txnWorld{t: t, cfg: cfg, m: New(cfg), model: newTxnModel(cfg), now: time.Unix(1000, 0), met: map[string]int{}}
+	w.generator = &generator{
+		c: c, policy: cfg.UnknownProducer, pids: txnPIDs, sent: w.sentBy,
+		known: func(pid int64) outlook { return w.model.outlook(pid) }, // the model is replaced now and then
+		txn: func(o outlook) bool {
+			n := len(o.queue)
+			return o.open || n > 0 && o.queue[n-1].Transactional || c.pick(3) > 0
+		},
+	}
+	w.count = w.smallCount
+	return w
 }
 
 // txnAction is something that can happen.
@@ -82,10 +92,10 @@ var txnActions = []txnAction{
 		}
 	}},
 	{"no producer id", func(w *txnWorld) {
-		w.offer(Batch{ProducerID: NoProducerID, Epoch: -1, BaseSequence: -1, Count: int32(1 + w.c.pick(3))})
+		w.offer(w.withoutID())
 	}},
-	{"retry", func(w *txnWorld) { w.offer(w.retry()) }},
-	{"bent", func(w *txnWorld) { w.offer(w.bent()) }},
+	{"retry", func(w *txnWorld) { w.offer(w.flipped(w.retry())) }},
+	{"bent", func(w *txnWorld) { w.offer(w.otherThanNext()) }},
 	{"marker", func(w *txnWorld) { w.offerMarker(w.marker(w.pid())) }},
 	{"marker again", func(w *txnWorld) { w.offerMarker(w.marker(w.pid())) }},
 	{"bent marker", func(w *txnWorld) { w.offerMarker(w.bentMarker(w.pid())) }},
@@ -131,8 +141,6 @@ func (w *txnWorld) fail(format string, args ...any) {
 	w.t.Helper()
 	w.t.Fatalf("%s\n%s", strings.Join(w.history, "\n"), fmt.Sprintf(format, args...))
 }
-
-func (w *txnWorld) pid() int64 { return txnPIDs[w.c.pick(len(txnPIDs))] }
 
 // judging reports whether the partition may judge: the log holds nothing that the
 // manager may not know.
@@ -261,44 +269,29 @@ func (w *txnWorld) compareSnapshot() {
 	}
 }
 
-// next returns the batch that a producer should send next.
-func (w *txnWorld) next(pid int64) Batch {
-	b := Batch{ProducerID: pid, Count: int32(1 + w.c.pick(3))}
-	p, q := w.model.producer(pid), w.model.queue(pid)
-	txn := w.model.openOf(pid) >= 0
-	b.Epoch, b.BaseSequence = p.epoch, int32(p.next())
-	if len(q) > 0 && q[0].marker == nil {
-		newest := q[len(q)-1].batch
-		b.Epoch, b.BaseSequence = newest.Epoch, nextAfter(newest)
-		txn = txn || newest.Transactional
-	}
-	b.Transactional = txn || w.c.pick(3) > 0
-	return b
-}
-
-// retry returns a batch again that is in the log, or in flight.
-func (w *txnWorld) retry() Batch {
-	var sent []Batch
-	for _, l := range w.log[max(0, len(w.log)-8):] {
-		if l.marker == nil && l.pid() != NoProducerID {
+// sentBy returns the batches of a producer in the log, and those in flight.
+func (w *txnWorld) sentBy(pid int64) (sent []Batch) {
+	for _, l := range w.log {
+		if l.marker == nil && l.pid() == pid {
 			sent = append(sent, l.batch)
 		}
 	}
-	for _, a := range w.model.inFlight {
-		if a.marker == nil && a.pid() != NoProducerID {
+	for _, a := range w.model.queue(pid) {
+		if a.marker == nil {
 			sent = append(sent, a.batch)
 		}
 	}
-	if len(sent) == 0 {
-		return w.next(w.pid())
-	}
-	b := sent[w.c.pick(len(sent))]
+	return sent
+}
+
+// flipped returns a batch, now and then with the other transactional bit.
+func (w *txnWorld) flipped(b Batch) Batch {
 	b.Transactional = b.Transactional != (w.c.pick(4) == 0)
 	return b
 }
 
-// bent returns a batch that is not the next one.
-func (w *txnWorld) bent() Batch {
+// otherThanNext returns a batch that is not the next one.
+func (w *txnWorld) otherThanNext() Batch {
 	b := w.next(w.pid())
 	switch w.c.pick(6) {
 	case 0, 1:
