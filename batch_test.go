@@ -291,10 +291,10 @@ func TestParseBatchRefuses(t *testing.T) {
 	}
 }
 
-// TestFault_F11_ForgottenError: a caller that ignores the error of ParseBatch
+// TestF11_ForgottenError: a caller that ignores the error of ParseBatch
 // judges a batch of no producer, and one that ignores the error of ParseMarker is
 // refused. Neither touches producer 0.
-func TestFault_F11_ForgottenError(t *testing.T) {
+func TestF11_ForgottenError(t *testing.T) {
 	m := New(Config{})
 	if err := m.Commit(0, 0, 0, 1, 0); err != nil {
 		t.Fatal(err)

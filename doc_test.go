@@ -10,9 +10,9 @@ import (
 // This file checks what the package comment must say: the samples, and the duties that
 // no test of the code can show.
 
-// TestFault_F12_SamplesAnswerErrorsWithMinusOne: a handler that returns an offset beside
+// TestF12_SamplesAnswerErrorsWithMinusOne: a handler that returns an offset beside
 // an error returns -1, which is what a Kafka client expects in the answer.
-func TestFault_F12_SamplesAnswerErrorsWithMinusOne(t *testing.T) {
+func TestF12_SamplesAnswerErrorsWithMinusOne(t *testing.T) {
 	text := read(t, "doc.go") + read(t, "README.md")
 	for _, file := range []string{"example_test.go", "example_reserve_test.go", "example_more_test.go"} {
 		text += read(t, file)

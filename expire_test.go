@@ -632,10 +632,10 @@ func stallExpire(b *testing.B, n int, idle time.Duration, want int) {
 	b.ReportMetric(medianMillis(took), "expire-ms")
 }
 
-// TestFault_F17_BenchmarkEnds: everything that an iteration of BenchmarkStallExpire does
+// TestF17_BenchmarkEnds: everything that an iteration of BenchmarkStallExpire does
 // is timed, so that it ends with the default benchtime, whose number of iterations
 // follows the time measured.
-func TestFault_F17_BenchmarkEnds(t *testing.T) {
+func TestF17_BenchmarkEnds(t *testing.T) {
 	began := time.Now()
 	r := testing.Benchmark(func(b *testing.B) { stallExpire(b, 1000, time.Second, 0) })
 	if took := time.Since(began); r.N == 0 || r.T < took/10 {
@@ -720,9 +720,9 @@ func (w writer) stop() time.Duration {
 	return <-w.most
 }
 
-// TestFault_F6_OneClockReadingFarAhead: one reading that is ten years ahead must not
+// TestF6_OneClockReadingFarAhead: one reading that is ten years ahead must not
 // stop forgetting for ten years, over a restart and Reset either.
-func TestFault_F6_OneClockReadingFarAhead(t *testing.T) {
+func TestF6_OneClockReadingFarAhead(t *testing.T) {
 	day := 24 * time.Hour
 	now := time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
 	for name, between := range map[string]func(m *ProducerStateManager) *ProducerStateManager{

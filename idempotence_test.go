@@ -195,10 +195,10 @@ func TestNoAllocation(t *testing.T) {
 	}
 }
 
-// TestFault_F8_OffsetInsideNewestBatch: no log gives an offset inside a batch. The
+// TestF8_OffsetInsideNewestBatch: no log gives an offset inside a batch. The
 // newest one remembered of the producer begins at 4 and ends at 7; anything below its
 // end is ErrOffsetOrder, whatever records it.
-func TestFault_F8_OffsetInsideNewestBatch(t *testing.T) {
+func TestF8_OffsetInsideNewestBatch(t *testing.T) {
 	next := Batch{ProducerID: 31, BaseSequence: 3, Count: 2}
 	newer := Batch{ProducerID: 31, Epoch: 1, Count: 2}
 	txn := Batch{ProducerID: 31, BaseSequence: 3, Count: 2, Transactional: true}
@@ -254,11 +254,11 @@ func TestFault_F8_OffsetInsideNewestBatch(t *testing.T) {
 
 func firstError(_ Result, err error) error { return err }
 
-// TestFault_F18_ForgottenBetweenCheckAndCommit: Check changes nothing, so it cannot hold
+// TestF18_ForgottenBetweenCheckAndCommit: Check changes nothing, so it cannot hold
 // a producer. One that is forgotten while its batch is being appended is unknown to
 // Commit, by Expire as by the cap. So in the first loop Expire is called under the append
 // lock; a reservation holds its producer.
-func TestFault_F18_ForgottenBetweenCheckAndCommit(t *testing.T) {
+func TestF18_ForgottenBetweenCheckAndCommit(t *testing.T) {
 	at := time.Unix(1000, 0)
 	idle := func() *ProducerStateManager {
 		m := New(Config{Expiration: time.Minute, MaxProducers: 1})

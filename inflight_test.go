@@ -494,10 +494,10 @@ func TestReserve_5_Gap(t *testing.T) {
 	})
 }
 
-// TestFault_F7_FailedFirstAppendsAreBounded: producers whose first batch fails, without
+// TestF7_FailedFirstAppendsAreBounded: producers whose first batch fails, without
 // an end, and an idle limit of never. What is kept of them is bounded, and can be seen;
 // so can a reservation of a producer that is not remembered yet.
-func TestFault_F7_FailedFirstAppendsAreBounded(t *testing.T) {
+func TestF7_FailedFirstAppendsAreBounded(t *testing.T) {
 	for _, cfg := range []Config{{Expiration: -1}, {Expiration: -1, UnknownProducer: AcceptAny}, {MaxProducers: 5}} {
 		m := New(cfg)
 		before, most := heapNow(), 0

@@ -210,9 +210,9 @@ func TestReplayLogEmpty(t *testing.T) {
 	}
 }
 
-// TestFault_F10_MarkerBatchOfSeveralOffsets: a Truncate into a control batch cuts the
+// TestF10_MarkerBatchOfSeveralOffsets: a Truncate into a control batch cuts the
 // marker off, wherever in the batch it cuts.
-func TestFault_F10_MarkerBatchOfSeveralOffsets(t *testing.T) {
+func TestF10_MarkerBatchOfSeveralOffsets(t *testing.T) {
 	several := markerBatch(10, 31, 1, 4, true)
 	several.delta = 2
 	for to, want := range map[int64]bool{10: false, 11: false, 12: false, 13: true} {

@@ -612,11 +612,11 @@ func TestReserve_Errors(t *testing.T) {
 	}
 }
 
-// TestFault_F2_MarkerBehindAppendInFlight: a coordinator's marker comes while an append
+// TestF2_MarkerBehindAppendInFlight: a coordinator's marker comes while an append
 // of its producer is in flight. CheckMarker and ReserveMarker let it wait, so the append
 // ends as if there had been no marker. ReplayMarker is for a marker that is in the log:
 // it ends the reservation.
-func TestFault_F2_MarkerBehindAppendInFlight(t *testing.T) {
+func TestF2_MarkerBehindAppendInFlight(t *testing.T) {
 	k := Marker{ProducerID: 31, CoordinatorEpoch: 1}
 	retry := Batch{ProducerID: 31, BaseSequence: 1, Count: 1, Transactional: true}
 	setup := func() (*ProducerStateManager, *Reservation) {
@@ -663,10 +663,10 @@ func TestFault_F2_MarkerBehindAppendInFlight(t *testing.T) {
 	}
 }
 
-// TestFault_F15_WhatAbandonLeaves: AbandonReservations does not leave everything as if
+// TestF15_WhatAbandonLeaves: AbandonReservations does not leave everything as if
 // nothing had been reserved. The producers count as active, a failed first batch must
 // come again before any other of its epoch, and the log is in doubt.
-func TestFault_F15_WhatAbandonLeaves(t *testing.T) {
+func TestF15_WhatAbandonLeaves(t *testing.T) {
 	play(t, `
 		mode=accept
 		ttl=100

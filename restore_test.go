@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// TestFault_F14_RestoredSnapshotKnowsTheLogsEnd: a broker that keeps snapshots elsewhere
+// TestF14_RestoredSnapshotKnowsTheLogsEnd: a broker that keeps snapshots elsewhere
 // need not keep the log's end with them. Restore reads it, and a Snapshot taken then says
 // how far the log must reach.
-func TestFault_F14_RestoredSnapshotKnowsTheLogsEnd(t *testing.T) {
+func TestF14_RestoredSnapshotKnowsTheLogsEnd(t *testing.T) {
 	m := New(Config{})
 	settled(t, m.Commit(31, 0, 0, 5, 0))
 	r, _, err := m.Reserve(Batch{ProducerID: 32, Count: 2})

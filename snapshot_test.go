@@ -252,10 +252,10 @@ func TestSnapshotOfPipeline(t *testing.T) {
 	})
 }
 
-// TestFault_F3_EpochBehindBatchInFlight: while a batch of one producer is in flight,
+// TestF3_EpochBehindBatchInFlight: while a batch of one producer is in flight,
 // another producer opens a transaction and continues in a newer epoch. A replay from
 // the snapshot's end offset still knows the transaction.
-func TestFault_F3_EpochBehindBatchInFlight(t *testing.T) {
+func TestF3_EpochBehindBatchInFlight(t *testing.T) {
 	play(t, `
 		reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
 		commit pid=32 epoch=0 seq=0 n=1 txn base=1 -> OK
@@ -365,10 +365,10 @@ func TestOrderOfActivity(t *testing.T) {
 	}
 }
 
-// TestFault_F4_RestoreEvictsNothing: a restore keeps every producer of the snapshot,
+// TestF4_RestoreEvictsNothing: a restore keeps every producer of the snapshot,
 // also beyond the cap. The next newcomer evicts the excess, but no producer with an
 // open transaction.
-func TestFault_F4_RestoreEvictsNothing(t *testing.T) {
+func TestF4_RestoreEvictsNothing(t *testing.T) {
 	m := New(Config{})
 	for pid := range int64(6) {
 		if err := m.CommitBatch(Batch{ProducerID: pid, Count: 1, Transactional: pid%2 == 0}, pid); err != nil {
@@ -408,10 +408,10 @@ func TestFault_F4_RestoreEvictsNothing(t *testing.T) {
 	}
 }
 
-// TestFault_F4_RebuiltReplicaForgetsTheSame: two managers get equal calls, with more
+// TestF4_RebuiltReplicaForgetsTheSame: two managers get equal calls, with more
 // producers and open transactions than the cap. One is restored from its own snapshot
 // now and then. They remember the same.
-func TestFault_F4_RebuiltReplicaForgetsTheSame(t *testing.T) {
+func TestF4_RebuiltReplicaForgetsTheSame(t *testing.T) {
 	for seed := range uint64(30) {
 		rng := rand.New(rand.NewPCG(4, seed))
 		cfg := Config{MaxProducers: 50, UnknownProducer: AcceptAny}
@@ -1042,9 +1042,9 @@ func TestLogID(t *testing.T) {
 	}
 }
 
-// TestFault_F5_SnapshotFreesManager: neither a Snapshot nor a SnapshotDir that
+// TestF5_SnapshotFreesManager: neither a Snapshot nor a SnapshotDir that
 // saved one keeps the manager alive.
-func TestFault_F5_SnapshotFreesManager(t *testing.T) {
+func TestF5_SnapshotFreesManager(t *testing.T) {
 	dir := openDisk(t, newDisk(), 1)
 	freed := make(chan struct{})
 	s := func() *Snapshot {

@@ -351,10 +351,10 @@ func TestLoadDropsWhatIsLost(t *testing.T) {
 	}
 }
 
-// TestFault_F9_LogStart: retention has deleted batches between a snapshot and the
+// TestF9_LogStart: retention has deleted batches between a snapshot and the
 // start of the log. The snapshot is not loaded: it would refuse a producer that has
 // sent batches since.
-func TestFault_F9_LogStart(t *testing.T) {
+func TestF9_LogStart(t *testing.T) {
 	dir := openDisk(t, newDisk(), 2)
 	m := New(Config{})
 	commit := func(pid int64, from, to int32, base int64) {

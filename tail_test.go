@@ -8,10 +8,10 @@ import (
 // This file tests what the log may hold unknown to the manager: where a snapshot must
 // end, what a replay and ReplayedTo make known, and when Truncate is exact again.
 
-// TestFault_F1_NothingLanded: reservations are abandoned and nothing of them is in the
+// TestF1_NothingLanded: reservations are abandoned and nothing of them is in the
 // log. Snapshots end at the log's end again once ReplayedTo has said that there is
 // nothing to replay; otherwise a restart would replay from the old end for ever.
-func TestFault_F1_NothingLanded(t *testing.T) {
+func TestF1_NothingLanded(t *testing.T) {
 	m := New(Config{})
 	settled(t, m.Commit(1, 0, 0, 1, 0))
 	if _, _, err := m.Reserve(Batch{ProducerID: 1, BaseSequence: 1, Count: 1}); err != nil {
@@ -47,10 +47,10 @@ func requireTail(t *testing.T, m *ProducerStateManager, end int64, exact bool) {
 	}
 }
 
-// TestFault_F1_Siblings: what ends the doubt after AbandonReservations, and what does
+// TestF1_Siblings: what ends the doubt after AbandonReservations, and what does
 // not. Producer 32 has committed batches at 0 and 2 to 5, and a batch of producer 31
 // that was in flight may lie at 1.
-func TestFault_F1_Siblings(t *testing.T) {
+func TestF1_Siblings(t *testing.T) {
 	noOp := func(base int64) []byte {
 		return controlBatch(base, NoProducerID, -1, []byte{0, 0, 0, 2}, []byte{7}).encode()
 	}
