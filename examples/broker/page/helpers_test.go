@@ -6,11 +6,14 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/idempotence-go/idempotence/examples/broker/segment/segmenttest"
 	"github.com/idempotence-go/idempotence/examples/broker/server"
 )
 
@@ -26,6 +29,7 @@ type rig struct {
 	server *server.Server
 	addr   string // of the broker
 	url    string // of the page
+	stop   func() // ends the broker
 }
 
 func start(t testing.TB, cfg server.Config) *rig {
@@ -82,13 +86,14 @@ func (r *rig) broker(cfg server.Config) {
 	}
 	r.server, r.addr = s, ln.Addr().String()
 	go s.Serve(ln)
-	r.t.Cleanup(func() {
+	r.stop = sync.OnceFunc(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		if err := s.Shutdown(ctx); err != nil {
 			r.t.Errorf("Shutdown: %v", err)
 		}
 	})
+	r.t.Cleanup(r.stop)
 }
 
 // produce sends n records to partition 0 with a producer of its own.
@@ -131,4 +136,49 @@ func (r *rig) get(path string) (code int, body string) {
 		r.t.Fatal(err)
 	}
 	return resp.StatusCode, string(b)
+}
+
+// A batchSender sends batches to partition 0 as a test makes them.
+type batchSender struct {
+	t  testing.TB
+	cl *kgo.Client
+}
+
+// dial connects to the broker, and has the topic created.
+func dial(t testing.TB, r *rig) *batchSender {
+	t.Helper()
+	cl := r.client()
+	t.Cleanup(cl.Close)
+	req := kmsg.NewPtrMetadataRequest()
+	req.AllowAutoTopicCreation = true
+	name := kmsg.NewMetadataRequestTopic()
+	name.Topic = kmsg.StringPtr(topic)
+	req.Topics = append(req.Topics, name)
+	s := &batchSender{t, cl}
+	s.request(req)
+	return s
+}
+
+// produce sends a batch of n records, whatever the answer.
+func (s *batchSender) produce(producer int64, epoch int16, sequence int32, n int) {
+	s.t.Helper()
+	p := kmsg.NewProduceRequestTopicPartition()
+	p.Records = segmenttest.Batch(producer, epoch, sequence, make([]string, n)...)
+	to := kmsg.NewProduceRequestTopic()
+	to.Topic = topic
+	to.Partitions = append(to.Partitions, p)
+	req := kmsg.NewPtrProduceRequest()
+	req.Acks = -1
+	req.TimeoutMillis = 1000
+	req.Topics = append(req.Topics, to)
+	s.request(req)
+}
+
+func (s *batchSender) request(req kmsg.Request) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if _, err := s.cl.SeedBrokers()[0].Request(ctx, req); err != nil {
+		s.t.Fatal(err)
+	}
 }

@@ -385,7 +385,7 @@ func (p *player) state() State {
 
 // changes returns the differences between two states.
 func changes(before, after State) []string {
-	var c []string
+	c := []string{} // not null
 	change := func(format string, args ...any) { c = append(c, fmt.Sprintf(format, args...)) }
 	switch {
 	case !before.Known && after.Known:
