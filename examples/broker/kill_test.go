@@ -29,6 +29,9 @@ import (
 const beBroker = "IDEMPOTENCE_TEST_BE_BROKER"
 
 func TestMain(m *testing.M) {
+	if at := os.Getenv(dieAt); at != "" {
+		dieEnding(at)
+	}
 	if os.Getenv(beBroker) != "" {
 		main()
 		os.Exit(0)
@@ -49,8 +52,14 @@ var servingAt = regexp.MustCompile(`msg=serving addr=(\S+)`)
 // startProcess starts a broker, and returns at once.
 func startProcess(t *testing.T, args ...string) *process {
 	t.Helper()
-	p := &process{cmd: exec.Command(os.Args[0], append([]string{"-listen", "127.0.0.1:0"}, args...)...)}
-	p.cmd.Env = append(os.Environ(), beBroker+"=1")
+	return startAs(t, beBroker+"=1", append([]string{"-listen", "127.0.0.1:0"}, args...)...)
+}
+
+// startAs starts the test binary, which becomes what the environment says.
+func startAs(t *testing.T, env string, args ...string) *process {
+	t.Helper()
+	p := &process{cmd: exec.Command(os.Args[0], args...)}
+	p.cmd.Env = append(os.Environ(), env)
 	var err error
 	if p.stderr, err = p.cmd.StderrPipe(); err != nil {
 		t.Fatal(err)
