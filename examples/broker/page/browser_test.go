@@ -245,6 +245,16 @@ func TestLessonInABrowser(t *testing.T) {
 	choose("expire", "it is forgotten", "The producer is unknown")
 	choose("next", "Unknown producer", "Code 59, UNKNOWN_PRODUCER_ID", "Rule 2")
 
+	// The picture in the README.
+	b.goTo("#lesson/0.0.3,0.3.2,next,next,next,next,same")
+	b.want("#shown", "Duplicate", "already in the log at offset 11")
+	for _, scheme := range []string{"light", "dark"} {
+		b.view(1000, 900, scheme)
+		b.screenshotOf("#lesson .columns", "page-"+scheme)
+	}
+	b.do(chromedp.NavigateBack())
+	b.want("#shown", "Unknown producer")
+
 	// Back undoes a step, and the address holds the lesson.
 	b.do(chromedp.NavigateBack())
 	b.want("#shown", "it is forgotten")
@@ -281,6 +291,22 @@ func TestLessonByKeyboard(t *testing.T) {
 	b.want("#shown", "Duplicate", "already in the log at offset 0")
 	if f := focus(); f != "same" {
 		t.Errorf("the focus went to %q", f)
+	}
+}
+
+// screenshotOf takes a picture of one element.
+func (b *browser) screenshotOf(selector, name string) {
+	b.t.Helper()
+	if *screenshots == "" {
+		return
+	}
+	b.do(chromedp.Sleep(500 * time.Millisecond))
+	png, err := chromedp.Run(b.ctx, chromedp.Screenshot(chromedp.CSS(selector)))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(*screenshots, name+".png"), png, 0o644); err != nil {
+		b.t.Fatal(err)
 	}
 }
 

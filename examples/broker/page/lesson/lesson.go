@@ -188,7 +188,7 @@ func (p *player) act(step string) (Shown, error) {
 	if err != nil {
 		return Shown{}, err
 	}
-	return p.send(titleOf(b, p.lastSent), b, false)
+	return p.send(p.titleOf(b), b, false)
 }
 
 // parseBatch reads a step of the form EPOCH.SEQUENCE.COUNT.
@@ -209,16 +209,18 @@ func parseBatch(step string) (idempotence.Batch, error) {
 	return b, nil
 }
 
-func titleOf(b, last idempotence.Batch) string {
+func (p *player) titleOf(b idempotence.Batch) string {
 	switch {
-	case b == last:
+	case b == p.lastSent:
 		return "The same batch again"
-	case b.Epoch > last.Epoch:
+	case b.Epoch > p.current.epoch:
 		return "A batch of a new instance"
-	case b.Epoch < last.Epoch:
+	case b.Epoch < p.current.epoch:
 		return "A batch of the instance that was replaced"
+	case b.BaseSequence == p.current.next:
+		return "The next batch"
 	}
-	return "A batch"
+	return "A batch that is not the next one"
 }
 
 func (p *player) nextBatch() idempotence.Batch {
