@@ -21,8 +21,7 @@ import (
 
 // TestMistakes has a transcript for each mistake of the package comment, in each loop.
 // The line that is REFUSED is the first at which it can be known. Unless the row says
-// that it is caught anyway, the same transcript without contiguous=1 is accepted without
-// a word.
+// that it is caught anyway, the same transcript without contiguous=1 is accepted.
 func TestMistakes(t *testing.T) {
 	for _, tt := range []struct {
 		mistake      string
@@ -153,7 +152,7 @@ func TestMistakes(t *testing.T) {
 				return
 			}
 			i := strings.Index(tt.transcript, "-> REFUSED")
-			play(t, tt.transcript[:i]+"-> OK") // nobody notices
+			play(t, tt.transcript[:i]+"-> OK") // not caught
 		})
 	}
 }

@@ -266,10 +266,13 @@ With Config.Contiguous, each of these is [ErrOffsetOrder] at the first batch at 
 can be known. Without it, an offset inside the producer's newest batch is.
 
   - one manager for two partitions
-  - a Commit before an append that then fails, or a forgotten Commit
-  - the last offset given for the base offset, or an offset inside another batch
-  - a log that was cut without Truncate, or created again without Reset
+  - a Commit before an append that then fails
+  - the last offset given for the base offset
+  - an offset inside another batch
+  - a log that was cut without Truncate
   - a restored state without a replay
+  - a forgotten Commit
+  - a log that was created again without Reset
 
 These are caught in any case:
 

@@ -302,10 +302,11 @@ func TestFlippedBit(t *testing.T) {
 	}
 }
 
-// TestLogEnds: a good batch, and then what a crash, a power cut or damage may leave.
-// Torn is what can have been the last append; damage is everything that something
-// intact follows, and what no crash leaves.
-func TestLogEnds(t *testing.T) {
+// TestF19_LogEnds: a good batch, and then what a crash, a power cut or damage may leave.
+// A last batch with a wrong checksum is torn, since after a power cut the size of a file
+// may be on the disk and a page not. Torn is what can have been the last append; damage is
+// everything that something intact follows, and what no crash leaves.
+func TestF19_LogEnds(t *testing.T) {
 	good := dataBatch(0, 31, 0, 0, 2).encode()
 	next := dataBatch(2, 31, 0, 2, 2).encode()
 	third := dataBatch(4, 31, 0, 4, 1).encode()
