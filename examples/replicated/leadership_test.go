@@ -8,6 +8,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/idempotence-go/idempotence/examples/broker/segment/segmenttest"
 	"github.com/idempotence-go/idempotence/examples/replicated/node"
@@ -202,6 +203,27 @@ func TestProducerOutlivesItsLeaders(t *testing.T) {
 			r.expect(m, int32(i-1), i-1)
 		}
 		r.expect(m, int32(i), i)
+	}
+}
+
+// TestProducerIDsFromAnyNode: clients ask any node for a producer id, and some keep
+// asking one that does not lead.
+func TestProducerIDsFromAnyNode(t *testing.T) {
+	r := newRig(t, node.Config{ElectionTimeout: time.Second})
+	r.leader()
+	seen := make(map[int64]bool)
+	for range 3 {
+		for _, m := range r.cluster.members {
+			resp, err := r.client.Broker(int(m.id)).Request(r.ctx, kmsg.NewPtrInitProducerIDRequest())
+			if err != nil {
+				t.Fatal(err)
+			}
+			id := resp.(*kmsg.InitProducerIDResponse)
+			if id.ErrorCode != 0 || id.ProducerEpoch != 0 || seen[id.ProducerID] {
+				t.Errorf("node %d answers %+v", m.id, id)
+			}
+			seen[id.ProducerID] = true
+		}
 	}
 }
 

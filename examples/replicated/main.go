@@ -12,9 +12,9 @@
 //
 // runs one node until interrupted. The peers are all nodes, each with the
 // address for the other nodes and the address for clients, and the node listens
-// on its own. A node whose directory is lost does not come back under its id: it
-// would vote, and acknowledge, as if it had never done so. Only the nodes may
-// reach the address for the others, which has no protection of its own.
+// on its own. A node that has lost its directory must not be started again under
+// its id: it could vote for a leader that lacks what it has acknowledged. Only the
+// nodes may reach the address for the others, which is not protected.
 //
 // Clients with a transactional id are refused: the state machine applies the
 // markers that end transactions, but there is no coordinator to write them.

@@ -210,20 +210,20 @@ func (n *Node) begin(x *exchange, frame []byte) error {
 			return n.fetch(req), nil
 		}
 	default:
-		x.answer = func() (kmsg.Response, error) { return n.handle(req) }
+		x.answer = func() (kmsg.Response, error) { return n.handle(h, req) }
 	}
 	return nil
 }
 
 // handle serves a request other than Produce and Fetch.
-func (n *Node) handle(req kmsg.Request) (kmsg.Response, error) {
+func (n *Node) handle(h wire.Header, req kmsg.Request) (kmsg.Response, error) {
 	switch req := req.(type) {
 	case *kmsg.ApiVersionsRequest:
 		return apiVersions(), nil
 	case *kmsg.MetadataRequest:
 		return n.metadata(req), nil
 	case *kmsg.InitProducerIDRequest:
-		return n.initProducerID(req), nil
+		return n.initProducerID(h, req), nil
 	case *kmsg.ListOffsetsRequest:
 		return n.listOffsets(req), nil
 	}

@@ -11,9 +11,11 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/idempotence-go/idempotence"
+	"github.com/idempotence-go/idempotence/examples/broker/wire"
 	"github.com/idempotence-go/idempotence/examples/replicated/statemachine"
 )
 
@@ -260,26 +262,60 @@ func (n *Node) freshProducerID() (int64, error) {
 	}
 }
 
+// forwardedClientID is the client id with which nodes ask each other.
+const forwardedClientID = "idempotence-replicated"
+
+// forwardTimeout is how long a node waits for the leader's answer.
+const forwardTimeout = 2 * time.Second
+
 // initProducerID gives a fresh id at epoch 0, as Kafka does for producers
 // without a transactional id; one that names the id and epoch it has had gets a
-// fresh one too. A node that does not lead has the client ask another.
-func (n *Node) initProducerID(req *kmsg.InitProducerIDRequest) *kmsg.InitProducerIDResponse {
+// fresh one too. Any node has to be able to do so: clients ask any, and librdkafka
+// keeps asking those that it has connections to. Only the leader has ids, and a
+// node that does not lead asks it.
+func (n *Node) initProducerID(h wire.Header, req *kmsg.InitProducerIDRequest) *kmsg.InitProducerIDResponse {
 	resp := kmsg.NewPtrInitProducerIDResponse()
 	resp.ProducerEpoch = -1
 	if req.TransactionalID != nil {
 		resp.ErrorCode = kerr.InvalidRequest.Code // no transactions here
 		return resp
 	}
-	if !n.Ready() {
-		resp.ErrorCode = kerr.CoordinatorNotAvailable.Code
-		return resp
+	var err error
+	switch {
+	case n.Ready():
+		resp.ProducerID, err = n.freshProducerID()
+	case h.ClientID == forwardedClientID: // or two nodes could ask each other for ever
+		err = kerr.NotLeaderForPartition
+	default:
+		resp.ProducerID, err = n.leadersProducerID()
 	}
-	id, err := n.freshProducerID()
 	if err != nil {
 		n.cfg.Log.Warn("no producer id", "err", err)
-		resp.ErrorCode = kerr.CoordinatorNotAvailable.Code
+		resp.ProducerID, resp.ErrorCode = -1, kerr.CoordinatorNotAvailable.Code
 		return resp
 	}
-	resp.ProducerID, resp.ProducerEpoch = id, 0
+	resp.ProducerEpoch = 0
 	return resp
+}
+
+// leadersProducerID asks the leader for a producer id.
+func (n *Node) leadersProducerID() (int64, error) {
+	leader, err := PeerOf(n.cfg.Peers, n.Leader())
+	if err != nil {
+		return 0, kerr.NotLeaderForPartition
+	}
+	cl, err := kgo.NewClient(kgo.SeedBrokers(leader.Client), kgo.ClientID(forwardedClientID),
+		kgo.DialTimeout(forwardTimeout), kgo.RequestRetries(0))
+	if err != nil {
+		return 0, err
+	}
+	defer cl.Close()
+	ctx, cancel := context.WithTimeout(n.closing, forwardTimeout)
+	defer cancel()
+	resp, err := cl.SeedBrokers()[0].Request(ctx, kmsg.NewPtrInitProducerIDRequest())
+	if err != nil {
+		return 0, err
+	}
+	id := resp.(*kmsg.InitProducerIDResponse)
+	return id.ProducerID, kerr.ErrorForCode(id.ErrorCode)
 }
