@@ -111,8 +111,23 @@ func (ps *processes) kill(i int) {
 	}
 }
 
-// TestKilled: nodes are killed at random moments under load, sometimes all of
-// them, and started again. Nothing that was acknowledged is missing afterwards,
+// terminate asks a node to end, as an operator does, and waits until it has.
+func (ps *processes) terminate(i int) {
+	ps.Helper()
+	cmd := ps.running[i]
+	ps.running[i] = nil
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		ps.Fatal(err)
+	}
+	patience := time.AfterFunc(30*time.Second, func() { cmd.Process.Kill() })
+	defer patience.Stop()
+	if err := cmd.Wait(); err != nil {
+		ps.Errorf("node %d, asked to end, ends with %v", i+1, err)
+	}
+}
+
+// TestKilled: nodes are killed at random moments under load, or asked to end,
+// sometimes all of them, and started again. Nothing that was acknowledged is missing afterwards,
 // nothing is stored twice, and the nodes have the same logs.
 func TestKilled(t *testing.T) {
 	const kills = 8
@@ -144,8 +159,12 @@ func TestKilled(t *testing.T) {
 		if rng.IntN(4) == 0 {
 			victims = []int{0, 1, 2}
 		}
+		end := ps.kill
+		if rng.IntN(3) == 0 {
+			end = ps.terminate
+		}
 		for _, i := range victims {
-			ps.kill(i)
+			end(i)
 		}
 		time.Sleep(time.Duration(rng.IntN(1000)) * time.Millisecond)
 		for _, i := range victims {
@@ -217,12 +236,5 @@ func TestTerminated(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	cmd := ps.running[0]
-	ps.running[0] = nil
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("the node ended with %v", err)
-	}
+	ps.terminate(0)
 }

@@ -227,6 +227,37 @@ func TestProducerIDsFromAnyNode(t *testing.T) {
 	}
 }
 
+// TestBadCommandsOnThreeNodes: what makes no sense is refused to whoever proposed it,
+// stops no node, and leaves all in the same state.
+func TestBadCommandsOnThreeNodes(t *testing.T) {
+	r := newRig(t, node.Config{ElectionTimeout: time.Second, ExpireInterval: time.Hour})
+	large := make([]byte, 4<<20)
+	copy(large, segmenttest.Batch(7, 0, 0, "a"))
+	for what, command := range map[string][]byte{
+		"nothing":           nil,
+		"unknown":           {99, 1, 2, 3},
+		"half a batch":      statemachine.Batch(0, segmenttest.Batch(7, 0, 0, "a")[:40]),
+		"no such partition": statemachine.Batch(5, segmenttest.Batch(7, 0, 0, "a")),
+		"a batch of 4 MiB":  statemachine.Batch(0, large),
+	} {
+		proposed := r.leader().running().Raft().Apply(command, time.Second)
+		err := proposed.Error()
+		if err == nil {
+			err = proposed.Response().(statemachine.Answer).Err
+		}
+		if err == nil {
+			t.Errorf("%s: applied", what)
+		}
+	}
+	r.expect(r.leader(), 0, 0)
+	if err := r.cluster.settle(r.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.cluster.compareReplicas(); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestClockFarAhead: a leader whose clock is years ahead moves the clock of the
 // producers on by ten minutes at a time, and they are not forgotten.
 func TestClockFarAhead(t *testing.T) {

@@ -90,10 +90,15 @@ func (n *Node) createTopic(name string) (*statemachine.Topic, error) {
 	if !n.Ready() {
 		return nil, kerr.LeaderNotAvailable
 	}
-	if _, err := n.propose(statemachine.CreateTopic(name, n.cfg.Topic)); err != nil {
-		return nil, err
+	_, err := n.propose(statemachine.CreateTopic(name, n.cfg.Topic))
+	switch code := errorCode(err); {
+	case err == nil:
+		return n.machine.Topic(name)
+	case code == kerr.NotLeaderForPartition.Code || code == kerr.RequestTimedOut.Code:
+		// As errors of a topic, these are taken by librdkafka to be there to stay.
+		err = kerr.LeaderNotAvailable
 	}
-	return n.machine.Topic(name)
+	return nil, err
 }
 
 func (n *Node) topicMetadata(name string, t *statemachine.Topic, err error) kmsg.MetadataResponseTopic {
