@@ -26,7 +26,7 @@ import (
 	"github.com/idempotence-go/idempotence/examples/broker/txn"
 )
 
-var txnKills = flag.Int("txn-kills", 100, "how often TestKilledWhileTransactionsEnd kills the broker")
+var txnKills = flag.Int("txn-kills", 20, "how often TestKilledWhileTransactionsEnd kills the broker")
 
 // dieAt in the environment makes the test binary a broker that kills itself at one
 // of these points. Its arguments are a directory and the version of transactions.
