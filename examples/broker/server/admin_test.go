@@ -16,10 +16,15 @@ import (
 // txnBatch produces n records of the session by the rules of version 2.
 func (s *session) txnBatch(seq int32, n int) answer {
 	s.t.Helper()
+	return s.txnBatchAt(12, seq, n)
+}
+
+func (s *session) txnBatchAt(version int16, seq int32, n int) answer {
+	s.t.Helper()
 	batch := segmenttest.Edit(segmenttest.Batch(s.producer, s.epoch, seq, make([]string, n)...),
 		func(b *kmsg.RecordBatch) { b.Attributes |= 1 << 4 })
 	req := produceRequest("t", 0, batch)
-	req.Version, req.TransactionID = 12, &s.id
+	req.Version, req.TransactionID = version, &s.id
 	return s.produce(req)
 }
 

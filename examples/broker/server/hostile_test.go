@@ -73,7 +73,7 @@ func TestDamagedRequests(t *testing.T) {
 	b := start(t, server.Config{})
 	good := b.dial()
 	good.create("t")
-	const rounds, seed = 400, 1
+	const rounds, seed = 1200, 1
 	rng := rand.New(rand.NewPCG(seed, seed))
 	requests := [][]byte{
 		encode(produceRequest("t", 1, segmenttest.Batch(31, 0, 0, "x", "y"))),
@@ -82,6 +82,19 @@ func TestDamagedRequests(t *testing.T) {
 		encode(kmsg.NewPtrListOffsetsRequest()),
 		encode(kmsg.NewPtrInitProducerIDRequest()),
 		encode(kmsg.NewPtrApiVersionsRequest()),
+		encode(&kmsg.FindCoordinatorRequest{Version: 4, CoordinatorType: 1, CoordinatorKeys: []string{"x"}}),
+		encode(&kmsg.InitProducerIDRequest{Version: 4, TransactionalID: kmsg.StringPtr("x"), TransactionTimeoutMillis: 1000, ProducerID: -1, ProducerEpoch: -1}),
+		encode(&kmsg.AddPartitionsToTxnRequest{Version: 3, TransactionalID: "x", Topics: []kmsg.AddPartitionsToTxnRequestTopic{{Topic: "t", Partitions: []int32{1}}}}),
+		encode(&kmsg.AddOffsetsToTxnRequest{Version: 3, TransactionalID: "x", Group: "g"}),
+		encode(&kmsg.TxnOffsetCommitRequest{Version: 5, TransactionalID: "x", Group: "g", Generation: -1, Topics: []kmsg.TxnOffsetCommitRequestTopic{{Topic: "t", Partitions: []kmsg.TxnOffsetCommitRequestTopicPartition{{Partition: 1}}}}}),
+		encode(&kmsg.EndTxnRequest{Version: 5, TransactionalID: "x"}),
+		encode(&kmsg.OffsetCommitRequest{Version: 8, Group: "g", Generation: -1, Topics: []kmsg.OffsetCommitRequestTopic{{Topic: "t", Partitions: []kmsg.OffsetCommitRequestTopicPartition{{Partition: 1}}}}}),
+		encode(&kmsg.OffsetFetchRequest{Version: 8, Groups: []kmsg.OffsetFetchRequestGroup{{Group: "g"}}}),
+		encode(&kmsg.OffsetFetchRequest{Version: 7, Group: "g"}),
+		encode(&kmsg.WriteTxnMarkersRequest{Version: 2, Markers: []kmsg.WriteTxnMarkersRequestMarker{{ProducerID: 31, Topics: []kmsg.WriteTxnMarkersRequestMarkerTopic{{Topic: "t", Partitions: []int32{1}}}}}}),
+		encode(&kmsg.DescribeProducersRequest{Topics: []kmsg.DescribeProducersRequestTopic{{Topic: "t", Partitions: []int32{1}}}}),
+		encode(&kmsg.DescribeTransactionsRequest{TransactionalIDs: []string{"x"}}),
+		encode(&kmsg.ListTransactionsRequest{}),
 	}
 	for i := range rounds {
 		p := bytes.Clone(requests[rng.IntN(len(requests))])
