@@ -874,3 +874,86 @@ func TestTxnWorldReachesEverything(t *testing.T) {
 		}
 	}
 }
+
+// FuzzTransactions lets the fuzzer choose the operations on a partition with
+// transactions (the first byte is the Config, and then each operation takes as many as it
+// asks for). The invariants, after every operation, are those at the top of
+// txn_property_test.go.
+func FuzzTransactions(f *testing.F) {
+	names := map[string]byte{}
+	for i, a := range txnActions {
+		names[a.name] = byte(i)
+	}
+	next, marker, land, commit := names["next"], names["marker"], names["land"], names["commit"]
+	hw := names["high watermark to the end"]
+	f.Add([]byte{0})
+	// A transaction of two batches, in flight one behind the other, and its marker.
+	f.Add([]byte{0, next, 0, 1, 1, 1, next, 0, 1, 1, land, 0, land, 0, hw, commit, 1, commit, 0, hw, marker, 0, 1, 0, 0, 1, hw})
+	// An abandoned one, read again.
+	f.Add([]byte{1, next, 0, 1, 1, 1, land, 0, 0, names["abandon"], 0, hw, names["read what is unknown"], marker, 0, 1, 1, 2, hw})
+	// A snapshot with something in flight, an end behind it, and a crash.
+	f.Add([]byte{0, next, 0, 0, 1, 0, next, 1, 0, 0, 1, marker, 0, 1, 0, 0, 0, names["snapshot"], names["expire"], 0, land, 0, names["crash"], 0, 0, 1, hw})
+	// Everything in turn, with bytes that differ.
+	var all []byte
+	for i := range 64 * byte(3) {
+		all = append(all, i*37)
+	}
+	f.Add(all)
+	f.Fuzz(func(t *testing.T, choices []byte) {
+		c := &fromBytes{rest: choices}
+		w := newTxnWorld(t, c, txnConfigs[c.pick(len(txnConfigs))].cfg)
+		for steps := 0; len(c.rest) > 0 && steps < 200; steps++ {
+			txnActions[c.pick(len(txnActions))].do(w)
+			w.verify()
+		}
+		w.finish()
+	})
+}
+
+// TestEndedQueueAgainstList: the lowest first offset of those whose marker the high
+// watermark has not passed.
+func TestEndedQueueAgainstList(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var q endedQueue
+		var all []endedTxn
+		hw := int64(0)
+		t.Repeat(map[string]func(*rapid.T){
+			"": func(t *rapid.T) {
+				if err := auditEnded(&transactions{ended: q, watermark: hw}); err != nil {
+					t.Fatal(err)
+				}
+				want := int64(math.MaxInt64)
+				for _, e := range all {
+					want = min(want, e.first)
+				}
+				if len(q) > 0 != (len(all) > 0) || len(q) > 0 && q[0].first != want {
+					t.Fatalf("%+v, want %d of %+v", q, want, all)
+				}
+			},
+			"add": func(t *rapid.T) {
+				marker := hw + int64(rapid.IntRange(0, 20).Draw(t, "marker"))
+				if marker == 0 {
+					return
+				}
+				e := endedTxn{int64(rapid.IntRange(0, int(marker)-1).Draw(t, "first")), marker}
+				q.add(e.first, e.marker)
+				all = append(all, e)
+			},
+			"release": func(t *rapid.T) {
+				hw += int64(rapid.IntRange(0, 6).Draw(t, "step"))
+				q.release(hw)
+				all = slices.DeleteFunc(all, func(e endedTxn) bool { return e.marker < hw })
+			},
+			"truncate": func(t *rapid.T) {
+				to := hw + int64(rapid.IntRange(0, 20).Draw(t, "to"))
+				q.truncate(to)
+				for _, e := range q {
+					if e.marker >= to || !slices.Contains(all, e) {
+						t.Fatalf("%+v is left of a log that ends at %d", e, to)
+					}
+				}
+				all = slices.Clone([]endedTxn(q)) // the rest comes back with a rebuild
+			},
+		})
+	})
+}
