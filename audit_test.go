@@ -147,7 +147,7 @@ func after(s span) int32 {
 	return int32((int64(s.first()) + int64(s.count())) % (1 << 31))
 }
 
-// auditRecency walks both lists. In which order those of one mark have committed
+// auditRecency walks both lists. In which order those of one tick have committed
 // (recency 2) cannot be seen any more where the log was cut or a marker
 // replayed; the chronicle knows it.
 func auditRecency(m *ProducerStateManager) error {

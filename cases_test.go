@@ -53,7 +53,7 @@ func TestCase_WIN_DUP_OFFSET(t *testing.T) {
 
 // TestCase_WIN_BELOW: a retry older than the window is refused, as in Kafka. To
 // accept it would store it twice, and to call it a duplicate would need an
-// offset that nobody knows any more. The producer's next batch is not harmed.
+// offset that is no longer known. The producer's next batch is not harmed.
 func TestCase_WIN_BELOW(t *testing.T) {
 	play(t, `
 		mode=accept
@@ -348,7 +348,7 @@ func TestCase_FAIL_CASCADE(t *testing.T) {
 }
 
 // TestCase_FAIL_CASCADE_Committed: the same, but the later one was committed
-// before the earlier one failed. The caller is told that the log has a hole.
+// before the earlier one failed. The caller is told that the log has a gap.
 func TestCase_FAIL_CASCADE_Committed(t *testing.T) {
 	play(t, `
 		mode=accept
@@ -450,7 +450,7 @@ func TestCase_MEM_CAP_InFlight(t *testing.T) {
 }
 
 // TestCase_STEP_DOWN: leadership is lost with appends in flight. Their handlers
-// are told so, and whoever follows in the log is not harmed.
+// are told so, and those that follow in the log are not harmed.
 func TestCase_STEP_DOWN(t *testing.T) {
 	play(t, `
 		mode=accept
@@ -872,7 +872,7 @@ func TestCase_EXPIRE_COST(t *testing.T) {
 	runtime.ReadMemStats(&after)
 	close(stop)
 	if <-served == 0 {
-		t.Error("nobody was served meanwhile")
+		t.Error("no batch was served meanwhile")
 	}
 	if n != many || m.Len() != 1 {
 		t.Errorf("%d were forgotten and %d are left, want %d and 1", n, m.Len(), many)

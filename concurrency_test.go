@@ -107,7 +107,7 @@ func requireOnceInOrder(t *testing.T, log []logged) {
 	}
 }
 
-// TestConcurrentWithoutAppendLock: nobody holds a lock from Check to Commit, so
+// TestConcurrentWithoutAppendLock: no lock is held from Check to Commit, so
 // several appenders pass Check with the same batch. Commit takes one of them and
 // refuses the others, and the state stays sound.
 func TestConcurrentWithoutAppendLock(t *testing.T) {

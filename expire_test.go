@@ -69,7 +69,7 @@ func TestExpire(t *testing.T) {
 			activity pid=31 -> 1000
 			expire now=1100 -> 1
 		`},
-		{"neither is a batch of nobody", `
+		{"neither is a batch without a producer", `
 			ttl=100
 			batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
 			expire now=1000 -> 0
@@ -107,7 +107,7 @@ func TestExpire(t *testing.T) {
 			expire now=1189 -> 0
 			expire now=1190 -> 1
 		`},
-		{"whoever is known only by a marker is forgotten like others", `
+		{"a producer known only by a marker is forgotten like others", `
 			ttl=100
 			replay-marker pid=31 epoch=2 coord=1 commit base=0
 			expire now=1000 -> 0
@@ -228,7 +228,7 @@ func TestExpire(t *testing.T) {
 			window pid=32 -> none
 			expire now=1120 -> 1
 		`},
-		{"whoever was forgotten is unknown: mode=strict", `
+		{"a forgotten producer is unknown: mode=strict", `
 			ttl=100
 			batch pid=31 epoch=5 seq=0 n=3 -> OK base=0
 			expire now=0 -> 0
@@ -236,7 +236,7 @@ func TestExpire(t *testing.T) {
 			batch pid=31 epoch=5 seq=3 n=1 -> UNKNOWN_PRODUCER expected=0
 			batch pid=31 epoch=4 seq=0 n=1 -> OK base=3
 		`},
-		{"whoever was forgotten is unknown: mode=accept", `
+		{"a forgotten producer is unknown: mode=accept", `
 			mode=accept
 			ttl=100
 			batch pid=31 epoch=5 seq=0 n=3 -> OK base=0
@@ -253,7 +253,7 @@ func TestExpire(t *testing.T) {
 			expire now=100 -> 1
 			batch pid=31 epoch=5 seq=3 n=1 -> OK base=3
 		`},
-		{"nobody to forget", `
+		{"none to forget", `
 			ttl=100
 			expire now=1000 -> 0
 			expire now=9000 -> 0
@@ -531,7 +531,7 @@ func TestEvict(t *testing.T) {
 			window pid=3 -> none
 			window pid=2 -> epoch=0 0..0@1 1..1@3
 		`},
-		{"a refused newcomer costs nobody their place", `
+		{"a refused newcomer evicts none", `
 			cap=1
 			batch pid=1 epoch=0 seq=0 n=1 -> OK base=0
 			batch pid=2 epoch=0 seq=5 n=1 -> UNKNOWN_PRODUCER
@@ -539,7 +539,7 @@ func TestEvict(t *testing.T) {
 			append-failed #A
 			window pid=1 -> epoch=0 0..0@0
 		`},
-		{"with nobody who may be forgotten the cap is exceeded, and when one may it is kept again", `
+		{"if none may be forgotten the cap is exceeded, and once one may it holds again", `
 			cap=2
 			batch pid=1 epoch=0 seq=0 n=1 txn -> OK base=0
 			batch pid=2 epoch=0 seq=0 n=1 txn -> OK base=1
@@ -644,7 +644,7 @@ func TestF17_BenchmarkEnds(t *testing.T) {
 }
 
 // BenchmarkExpireStep reports as longest-step-ms for how long Expire ever holds
-// the lock while it forgets everybody. Each step is timed in several runs and
+// the lock while it forgets all. Each step is timed in several runs and
 // counts with its fastest, so that what the machine does besides is left out:
 // what remains is what a Check can have to wait for.
 func BenchmarkExpireStep(b *testing.B) {

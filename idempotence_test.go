@@ -24,7 +24,7 @@ func TestCommit(t *testing.T) {
 			commit pid=31 epoch=0 seq=0 n=2 base=3 -> REFUSED DUPLICATE_SEQUENCE base=3 first=0 expected=3
 			stats -> accepted=2 duplicate=0 out-of-order=2 unknown=0 fenced=0 invalid=0
 		`},
-		{"two appenders raced: the second is refused, whoever checked first", `
+		{"two appenders raced: the second is refused, whichever checked first", `
 			check pid=31 epoch=0 seq=0 n=1 -> OK #A
 			check pid=31 epoch=0 seq=0 n=2 -> OK #B
 			commit #B base=0 -> OK

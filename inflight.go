@@ -285,7 +285,7 @@ func (s *inFlightSet) cut(n uint32, i uint8, end int64) (gap int64) {
 	q := &s.queues[n]
 	gap = q.firstCommitted(i)
 	if gap != noOffset {
-		s.suspect(q, i+1, end)
+		s.addUnknown(q, i+1, end)
 	}
 	for j := i; j < q.count; j++ {
 		s.left(q.at(j))
@@ -294,9 +294,9 @@ func (s *inFlightSet) cut(n uint32, i uint8, end int64) (gap int64) {
 	return gap
 }
 
-// suspect notes that batches i and later of a queue may be in the log, which ends at
+// addUnknown notes that batches i and later of a queue may be in the log, which ends at
 // end as far as is known.
-func (s *inFlightSet) suspect(q *queue, i uint8, end int64) {
+func (s *inFlightSet) addUnknown(q *queue, i uint8, end int64) {
 	for ; i < q.count; i++ {
 		f := q.at(i)
 		s.tail.add(f.lowest(), end, f.transactional)

@@ -53,7 +53,7 @@ func TestReserve_1_LargestCounts(t *testing.T) {
 
 // TestReserve_2_WholeWindowBehindWholeQueue: five committed batches are all still
 // recognised while five more are in flight, and leave the window one by one as
-// those land.
+// those are committed.
 func TestReserve_2_WholeWindowBehindWholeQueue(t *testing.T) {
 	play(t, `
 		batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
@@ -114,7 +114,7 @@ func TestReserve_4_AbortEndsLater(t *testing.T) {
 			commit #C base=0 -> OK
 		`)
 	})
-	t.Run("the lane is free for the next", func(t *testing.T) {
+	t.Run("the queue is free for the next", func(t *testing.T) {
 		play(t, `
 			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
 			append-failed #A -> OK
@@ -130,7 +130,7 @@ func TestReserve_4_AbortEndsLater(t *testing.T) {
 
 // TestReserve_4_FailedFirst: the first batch of a producer fails after the second
 // was reserved. The second must not slip in as a first one, whatever the policy:
-// the first would be lost without anybody noticing.
+// the first would be lost unnoticed.
 func TestReserve_4_FailedFirst(t *testing.T) {
 	t.Run("AcceptAny", func(t *testing.T) {
 		play(t, `
@@ -311,8 +311,8 @@ func TestReserve_4_HowLongRemembered(t *testing.T) {
 	})
 }
 
-// TestReserve_TimeOfOwedWithoutExpire: without any call of Expire a manager never
-// forgets what is owed.
+// TestReserve_4_FailedFirstAcrossFarTime: without any call of Expire a manager never
+// forgets a failed first batch.
 func TestReserve_4_FailedFirstAcrossFarTime(t *testing.T) {
 	m := New(Config{UnknownProducer: AcceptAny})
 	settled(t, reserved(t, m, 0, 1).Abort())
@@ -467,7 +467,7 @@ func TestReserve_5_Gap(t *testing.T) {
 			batch pid=31 epoch=0 seq=1 n=1 -> OK base=4
 		`)
 	})
-	t.Run("with one between, of which nobody knows", func(t *testing.T) {
+	t.Run("with an unknown one between", func(t *testing.T) {
 		play(t, `
 			batch pid=40 epoch=0 seq=0 n=3 -> OK base=0
 			reserve pid=31 epoch=0 seq=0 n=1 -> OK #A
@@ -533,9 +533,9 @@ func TestF7_FailedFirstAppendsAreBounded(t *testing.T) {
 	}
 }
 
-// A first batch that failed is owed. Once the log was cut to nothing, the policy
-// that asks for 0 on a new log and a debt of another sequence must not shut the
-// producer out between them.
+// TestReserve_4_FailedFirstOnNewLog: a first batch that failed must come again. Once the
+// log was cut to nothing, the policy requires 0 instead, so that one of the two sequences
+// is accepted.
 func TestReserve_4_FailedFirstOnNewLog(t *testing.T) {
 	m := New(Config{UnknownProducer: StartAtZeroOnNewLog})
 	m.Advance(100)

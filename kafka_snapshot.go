@@ -182,7 +182,7 @@ func (s *state) decodeKafka(d *snapshotDecoder) {
 	}
 	d.requireSum(d.checksum(), want)
 	if d.reindex(&s.table); d.err == nil {
-		s.enlist(timed, untimed)
+		s.pushAll(timed, untimed)
 		s.findOpenTxns()
 	}
 }
@@ -233,9 +233,9 @@ func (p *producer) decodeKafkaBatch(b []byte, endOffset int64) (invalid string) 
 // signBit maps signed numbers to unsigned ones in the same order.
 const signBit = 1 << 63
 
-// enlist puts all rows into the lists: those with a time, which is their key, and then
+// pushAll puts all rows into the lists: those with a time, which is their key, and then
 // those without one.
-func (r *roster) enlist(timed, untimed []ranked) {
+func (r *roster) pushAll(timed, untimed []ranked) {
 	all := &frozen{pages: r.table.pages, rows: r.table.rows}
 	all.sort(timed)
 	for len(timed) > 0 {
@@ -243,20 +243,20 @@ func (r *roster) enlist(timed, untimed []ranked) {
 		for n < len(timed) && timed[n].key == at {
 			n++
 		}
-		r.enlistAt(all, int64(at^signBit), timed[:n])
+		r.pushAt(all, int64(at^signBit), timed[:n])
 		timed = timed[n:]
 	}
 	if len(untimed) > 0 {
-		r.enlistAt(all, 0, untimed)
+		r.pushAt(all, 0, untimed)
 	} else if len(r.recency.ticks) > 0 {
 		r.recency.current = r.recency.newTick()
 	}
 	r.recency.ahead = true
 }
 
-// enlistAt puts the rows last active at one time into the lists, in the order of their
+// pushAt puts the rows last active at one time into the lists, in the order of their
 // newest batches. It makes a tick for them, and makes it the current one.
-func (r *roster) enlistAt(all *frozen, ms int64, rows []ranked) {
+func (r *roster) pushAt(all *frozen, ms int64, rows []ranked) {
 	for i := range rows {
 		rows[i].key = uint64(all.at(rows[i].row).newestOffset() + 1)
 	}

@@ -17,7 +17,7 @@ import (
 // commits and acknowledges it once the other node has it; the follower takes
 // over the leader's log by Replay. Leadership moves while appends are in flight:
 // the follower goes on with what it has, and the old leader learns of it later,
-// having appended more meanwhile that nobody will ever acknowledge. It abandons
+// having appended more meanwhile that will never be acknowledged. It abandons
 // its reservations, cuts its log back to where the two part, and follows. Nodes
 // crash, and writes fail. The clients, and what must hold in the end, are those
 // of endtoend_test.go.

@@ -85,7 +85,7 @@ func TestTicksAreRecycled(t *testing.T) {
 		now = now.Add(time.Second)
 		m.Expire(now)
 		if n := len(m.recency.ticks); n > producers+1 {
-			t.Fatalf("%d marks for %d producers after %d calls", n, producers, i+1)
+			t.Fatalf("%d ticks for %d producers after %d calls", n, producers, i+1)
 		}
 	}
 	audit(t, m)
@@ -171,9 +171,9 @@ func TestReleasedInTheirOrder(t *testing.T) {
 	}
 }
 
-// A producer with an open transaction may be parked by a restore although it has
-// been active since the last Expire. Its next activity must take it back among
-// those that can be forgotten.
+// TestPinnedByRestoreComesBack: a restore pins a producer with an open transaction, also
+// if it has been active since the last Expire. Once the transaction has ended, the
+// producer can be forgotten again.
 func TestPinnedByRestoreComesBack(t *testing.T) {
 	m := New(Config{Expiration: time.Minute})
 	if err := m.CommitBatch(Batch{ProducerID: 31, Count: 1, Transactional: true}, 0); err != nil {

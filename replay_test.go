@@ -76,7 +76,7 @@ func TestReplayLog(t *testing.T) {
 	}{
 		{"the older formats know no producers", legacyMessage(4, 1, 0, []byte("old")), 31, "none", 5},
 		{"a first batch", dataBatch(5, 31, 0, 0, 3).encode(), 31, "epoch=0 0..2@5", 8},
-		{"a batch of nobody", dataBatch(8, NoProducerID, -1, -1, 2).encode(), 31, "epoch=0 0..2@5", 10},
+		{"a batch without a producer", dataBatch(8, NoProducerID, -1, -1, 2).encode(), 31, "epoch=0 0..2@5", 10},
 		{"compaction has left a gap in sequences and offsets", compacted.encode(), 31, "epoch=0 0..2@5 8..13@20", 26},
 		{"an empty batch still has its sequences", empty.encode(), 31, "epoch=0 0..2@5 8..13@20 14..16@26", 29},
 		{"a transaction", transactional(dataBatch(29, 32, 4, 0, 1)).encode(), 32, "epoch=4 0..0@29 open@29", 30},
@@ -87,7 +87,7 @@ func TestReplayLog(t *testing.T) {
 		{"a marker that compaction has emptied", emptyMarker.encode(), 33, "epoch=7", 42},
 		{"an older epoch after a newer", dataBatch(42, 32, 4, 1, 2).encode(), 32, "epoch=5 coord=3", 44},
 		{"a newer epoch, in the middle of its sequences", dataBatch(44, 31, 2, 9, 1).encode(), 31, "epoch=2 9..9@44", 45},
-		{"a producer id that nobody has", alien.encode(), -9, "none", 52},
+		{"an impossible producer id", alien.encode(), -9, "none", 52},
 		{"a negative epoch", negative.encode(), 31, "epoch=2 9..9@44", 54},
 		{"a marker of a negative epoch", badMarker.encode(), 31, "epoch=2 9..9@44", 55},
 		{"a control batch of three offsets takes up all of them (F10)", severalMarkers.encode(), 34, "epoch=1 coord=4", 58},
@@ -350,7 +350,7 @@ func TestReplayRefuses(t *testing.T) {
 		{"no records", with(func(b *Batch) { b.Count = 0 }), 7, ErrInvalidBatch},
 		{"a negative offset", good, -1, ErrOffsetOrder},
 		{"no room for the end offset", good, math.MaxInt64 - 1, ErrOffsetOrder},
-		{"a negative offset, of nobody", Batch{ProducerID: NoProducerID, Count: 1}, -1, ErrOffsetOrder},
+		{"a negative offset, without a producer", Batch{ProducerID: NoProducerID, Count: 1}, -1, ErrOffsetOrder},
 	} {
 		err := m.Replay(tt.batch, tt.base)
 		var e *BatchError
@@ -364,7 +364,7 @@ func TestReplayRefuses(t *testing.T) {
 		offset int64
 		want   error
 	}{
-		{"nobody's marker", Marker{ProducerID: NoProducerID}, 7, ErrInvalidBatch},
+		{"a marker without a producer", Marker{ProducerID: NoProducerID}, 7, ErrInvalidBatch},
 		{"a marker of a negative epoch", Marker{ProducerID: 31, Epoch: -1}, 7, ErrInvalidBatch},
 		{"a marker at a negative offset", Marker{ProducerID: 31, Epoch: 4}, -1, ErrOffsetOrder},
 		{"a marker at the largest offset", Marker{ProducerID: 31, Epoch: 4}, math.MaxInt64, ErrOffsetOrder},

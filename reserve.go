@@ -135,6 +135,22 @@ func (m *ProducerStateManager) ReserveWait(ctx context.Context, b Batch) (*Reser
 	}
 }
 
+// placeOf returns where in its queue a reservation is, or why it is not there.
+func (s *inFlightSet) placeOf(r *Reservation) (uint8, error) {
+	if r.ended {
+		return 0, ErrSettled
+	}
+	q := &s.queues[r.queue]
+	i, ok := q.find(r.ticket)
+	switch {
+	case !ok:
+		return 0, ErrAbandoned
+	case q.at(i).committed:
+		return 0, ErrSettled // by a copy of the handle
+	}
+	return i, nil
+}
+
 // Commit records that the append has succeeded, with the first record at
 // baseOffset. The batch becomes visible, as a duplicate to its retries, once
 // everything reserved before it of its producer has settled. Commits may come in
@@ -187,7 +203,7 @@ func (s *state) commitAlone(r *Reservation, baseOffset int64) bool {
 
 // commit is Commit in general.
 func (s *state) commit(r *Reservation, baseOffset int64) error {
-	i, err := s.position(r)
+	i, err := s.inFlight.placeOf(r)
 	if err != nil {
 		return err
 	}
@@ -254,7 +270,7 @@ func (r *Reservation) Abort() error {
 	m := r.m
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	i, err := m.position(r)
+	i, err := m.inFlight.placeOf(r)
 	if err != nil {
 		return err
 	}
@@ -281,22 +297,6 @@ func (m *ProducerStateManager) AbandonReservations() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.abandon()
-}
-
-// position returns where in its queue a reservation is, or why it is not there.
-func (s *state) position(r *Reservation) (uint8, error) {
-	if r.ended {
-		return 0, ErrSettled
-	}
-	q := &s.inFlight.queues[r.queue]
-	i, ok := q.find(r.ticket)
-	switch {
-	case !ok:
-		return 0, ErrAbandoned
-	case q.at(i).committed:
-		return 0, ErrSettled // by a copy of the handle
-	}
-	return i, nil
 }
 
 // applyHead moves the committed batches at the head of a queue into the window, and
@@ -373,7 +373,7 @@ func (s *state) abandon() {
 // abandonQueue ends everything in a queue in use. Its batches may still get into the
 // log.
 func (s *state) abandonQueue(n uint32) {
-	s.inFlight.suspect(&s.inFlight.queues[n], 0, s.endOffset)
+	s.inFlight.addUnknown(&s.inFlight.queues[n], 0, s.endOffset)
 	s.cut(n, 0)
 }
 

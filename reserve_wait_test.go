@@ -62,12 +62,12 @@ func requireNothingLeft(t *testing.T, m *ProducerStateManager, goroutines int) {
 	m.mu.Lock()
 	pl := m.inFlight
 	if len(pl.free) != len(pl.queues) || len(pl.newcomers) != 0 {
-		t.Errorf("%d of %d lanes are free, %d newcomers", len(pl.free), len(pl.queues), len(pl.newcomers))
+		t.Errorf("%d of %d queues are free, %d newcomers", len(pl.free), len(pl.queues), len(pl.newcomers))
 	}
 	for n := range pl.queues {
 		for _, f := range pl.queues[n].batches {
 			if f.done != nil {
-				t.Errorf("lane %d keeps a channel", n)
+				t.Errorf("queue %d keeps a channel", n)
 			}
 		}
 	}
@@ -79,16 +79,16 @@ func requireNothingLeft(t *testing.T, m *ProducerStateManager, goroutines int) {
 	}
 }
 
-// TestReserveWait_NobodyHangs: whoever ends an append, all who wait for it get an
+// TestReserveWait_NoneHangs: however an append ends, all that wait for it get an
 // answer: the offset where it is in the log, and otherwise one of them becomes
 // the owner of the batch and the others wait for that one.
-func TestReserveWait_NobodyHangs(t *testing.T) {
+func TestReserveWait_NoneHangs(t *testing.T) {
 	const waiters = 40
 	copied := Batch{ProducerID: 31, BaseSequence: 1, Count: 1}
 	for _, end := range []struct {
 		name string
 		of   func(m *ProducerStateManager, first, second *Reservation) error
-		next int32 // sequence that is next where the batch did not land
+		next int32 // sequence that is next if the batch did not get into the log
 	}{
 		{"committed", func(_ *ProducerStateManager, first, second *Reservation) error {
 			return errors.Join(second.Commit(1), first.Commit(0))
@@ -134,7 +134,7 @@ func TestReserveWait_NobodyHangs(t *testing.T) {
 			case 1:
 				owner := soon(t, answers)
 				if owner.r == nil {
-					t.Fatalf("%+v, %v, want the reservation of somebody first", owner.res, owner.err)
+					t.Fatalf("%+v, %v, want a reservation first", owner.res, owner.err)
 				}
 				settled(t, owner.r.Commit(5))
 				for range waiters - 1 {
@@ -220,7 +220,7 @@ func (th *throng) base(b Batch) int64 {
 	return b.ProducerID*throngBatches + int64(b.BaseSequence)
 }
 
-// send gets one batch into the log, whoever appends it.
+// send gets one batch into the log, in whichever goroutine.
 func (th *throng) send(rng *rand.Rand, b Batch) {
 	for {
 		ctx, cancel := context.Background(), context.CancelFunc(func() {})
@@ -257,7 +257,7 @@ func (th *throng) send(rng *rand.Rand, b Batch) {
 }
 
 // fill sends what is missing before a batch that was refused: it has failed after
-// everybody else had gone on.
+// all others had gone on.
 func (th *throng) fill(rng *rand.Rand, refusal error) {
 	var e *BatchError
 	if !errors.As(refusal, &e) {

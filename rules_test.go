@@ -138,7 +138,7 @@ func TestRules(t *testing.T) {
 			batch pid=32 epoch=0 seq=0 n=1 -> OK base=0
 			batch pid=31 epoch=0 seq=9 n=1 -> OK base=1
 		`},
-		{"rule 2, StartAtZeroOnNewLog: anything once nobody in particular has written", `
+		{"rule 2, StartAtZeroOnNewLog: anything once a batch without a producer was written", `
 			mode=new-log-strict
 			advance to=1
 			batch pid=31 epoch=0 seq=9 n=1 -> OK base=1

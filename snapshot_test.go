@@ -291,7 +291,7 @@ func TestEqualStatesAreEqualBytes(t *testing.T) {
 	plain.Expire(at(20))
 
 	for i := range 20 {
-		devious.Expire(at(int64(i - 100000))) // marks come and go
+		devious.Expire(at(int64(i - 100000))) // ticks come and go
 		devious.Replay(Batch{ProducerID: 9, Epoch: 0, BaseSequence: 0, Count: 1}, 0)
 	}
 	devious.Reset()
@@ -622,21 +622,21 @@ func TestEveryWrittenFieldShows(t *testing.T) {
 		"aborted": func(m *ProducerStateManager, _ *producer) {
 			m.transactions().aborted.add(AbortedTransaction{31, 8, 12})
 		},
-		"forgotAt":         func(m *ProducerStateManager, _ *producer) { m.lastForgetEnd++ },
+		"lastForgetEnd":    func(m *ProducerStateManager, _ *producer) { m.lastForgetEnd++ },
 		"inexact":          func(m *ProducerStateManager, _ *producer) { m.inexact = true },
-		"reach":            func(m *ProducerStateManager, _ *producer) { m.restoredLogEnd = 101 },
+		"restoredLogEnd":   func(m *ProducerStateManager, _ *producer) { m.restoredLogEnd = 101 },
 		"now.ms":           func(m *ProducerStateManager, _ *producer) { m.recency.now.ms++ },
 		"now.ns":           func(m *ProducerStateManager, _ *producer) { m.recency.now.ns++ },
-		"mark.ms":          func(m *ProducerStateManager, p *producer) { m.recency.ticks[p.tick].ms++ },
-		"mark.ns":          func(m *ProducerStateManager, p *producer) { m.recency.ticks[p.tick].ns++ },
-		"mark":             func(m *ProducerStateManager, p *producer) { m.touch(p, 0) },
+		"tick.ms":          func(m *ProducerStateManager, p *producer) { m.recency.ticks[p.tick].ms++ },
+		"tick.ns":          func(m *ProducerStateManager, p *producer) { m.recency.ticks[p.tick].ns++ },
+		"tick":             func(m *ProducerStateManager, p *producer) { m.touch(p, 0) },
 		"id":               func(_ *ProducerStateManager, p *producer) { p.id-- },
 		"epoch":            func(_ *ProducerStateManager, p *producer) { p.epoch++ },
-		"pastEpoch":        func(_ *ProducerStateManager, p *producer) { p.history |= hadEpoch },
-		"pastMarker":       func(_ *ProducerStateManager, p *producer) { p.history |= hadMarker },
+		"hadEpoch":         func(_ *ProducerStateManager, p *producer) { p.history |= hadEpoch },
+		"hadMarker":        func(_ *ProducerStateManager, p *producer) { p.history |= hadMarker },
 		"txnFirst":         func(_ *ProducerStateManager, p *producer) { p.txnFirst = 10 },
 		"coordinatorEpoch": func(_ *ProducerStateManager, p *producer) { p.coordinatorEpoch = 0 },
-		"rolled":           func(_ *ProducerStateManager, p *producer) { p.window.evicted = true },
+		"evicted":          func(_ *ProducerStateManager, p *producer) { p.window.evicted = true },
 		"count":            func(_ *ProducerStateManager, p *producer) { p.window.pop() },
 		"span":             func(_ *ProducerStateManager, p *producer) { p.window.ring[0].span = makeSpan(0, 2) },
 		"baseOffset":       func(_ *ProducerStateManager, p *producer) { p.window.ring[0].baseOffset-- },
@@ -876,7 +876,7 @@ func TestRestoreRefusesImpossible(t *testing.T) {
 		"times in disorder":                 u64(times, 300),
 		"a time twice":                      u64(times, 200),
 		"a million nanoseconds in a time":   u32(times+8, 1e6),
-		"a time of nobody":                  u32(times+12, 0),
+		"a time without producers":          u32(times+12, 0),
 		"a time of more than all producers": u32(times+12, 4),
 		"two times of more than all":        u32(times+12, 3),
 		"negative id":                       u64(first, minus1),

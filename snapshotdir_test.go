@@ -726,7 +726,7 @@ func TestSnapshotOfShorterLog(t *testing.T) {
 	if r, _, err := m.Reserve(Batch{ProducerID: 31, Count: 1}); r == nil || err != nil {
 		t.Fatal(err)
 	}
-	log = append(log, Batch{ProducerID: 31, Count: 1}) // lands at 2, and nobody hears of it
+	log = append(log, Batch{ProducerID: 31, Count: 1}) // at 2, and never committed
 	for seq := int32(2); seq < 8; seq++ {
 		commit(seq, int64(seq)+1)
 	}

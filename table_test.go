@@ -304,7 +304,7 @@ func TestMemoryPerProducer(t *testing.T) {
 	runtime.KeepAlive(m)
 }
 
-// A free slot is row 0 to whoever looks for candidates only by their tags. The
+// A free slot is row 0 to a search by tags alone. The
 // producer in row 0 must not be taken for a second one because of that, or an
 // intact snapshot is refused as corrupt, with some seeds and not with others.
 // The seed is searched for which puts both producers' tags at 1, next to that

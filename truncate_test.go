@@ -241,7 +241,7 @@ func TestTruncate(t *testing.T) {
 			truncate to=10 -> exact
 			batch pid=31 epoch=0 seq=1 n=1 -> OK base=10
 		`},
-		{"somebody was forgotten behind the cut", `
+		{"a producer was forgotten behind the cut", `
 			ttl=100
 			batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
 			batch pid=32 epoch=0 seq=0 n=1 -> OK base=1
@@ -254,7 +254,7 @@ func TestTruncate(t *testing.T) {
 			truncate to=2 -> inexact
 			window pid=31 -> epoch=0 0..0@0
 		`},
-		{"somebody was evicted by what is cut off", `
+		{"a producer was evicted by what is cut off", `
 			cap=1
 			batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
 			batch pid=32 epoch=0 seq=0 n=1 -> OK base=1
@@ -281,14 +281,14 @@ func TestTruncate(t *testing.T) {
 			producers -> 0
 			end -> 0
 		`},
-		{"records of nobody go with the end offset", `
+		{"records without a producer go with the end offset", `
 			batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
 			advance to=9
 			truncate to=4 -> exact
 			end -> 4
 			window pid=31 -> epoch=0 0..0@0
 		`},
-		{"deleted and created again, the log has nobody and nothing", `
+		{"deleted and created again, the log has no producers and no records", `
 			mode=new-log-strict
 			batch pid=31 epoch=3 seq=0 n=3 -> OK base=0
 			replay-marker pid=31 epoch=4 coord=9 commit base=3
