@@ -371,7 +371,7 @@ func TestReserve_8_Protected(t *testing.T) {
 			producers -> 0
 		`)
 	})
-	t.Run("a commit is activity, also of one that was parked", func(t *testing.T) {
+	t.Run("a commit is activity, also of a pinned producer", func(t *testing.T) {
 		play(t, `
 			ttl=100
 			batch pid=31 epoch=0 seq=0 n=1 t=0 -> OK base=0
@@ -497,7 +497,7 @@ func TestReserve_NoProducerID(t *testing.T) {
 	`)
 }
 
-// TestReserve_Transactional: the first transactional batch that lands opens the
+// TestReserve_Transactional: the first transactional batch that is committed opens the
 // transaction, at its own offset, and none that fails does.
 func TestReserve_Transactional(t *testing.T) {
 	play(t, `
@@ -644,7 +644,7 @@ func TestF2_MarkerBehindAppendInFlight(t *testing.T) {
 	}
 	settled(t, r.Commit(1))
 	if !isClosed(waits.Done()) {
-		t.Error("Done is open after the append has landed")
+		t.Error("Done is open after the append was committed")
 	}
 	settled(t, m.CheckMarker(k), m.CommitMarker(k, 2))
 	audit(t, m)
@@ -665,7 +665,7 @@ func TestF2_MarkerBehindAppendInFlight(t *testing.T) {
 
 // TestF15_WhatAbandonLeaves: AbandonReservations does not leave everything as if
 // nothing had been reserved. The producers count as active, a failed first batch must
-// come again before any other of its epoch, and the log is in doubt.
+// come again before any other of its epoch, and the log may hold the batches.
 func TestF15_WhatAbandonLeaves(t *testing.T) {
 	play(t, `
 		mode=accept
