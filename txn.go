@@ -149,7 +149,7 @@ func (t *transactions) end(p *producer, offset int64, commit bool) {
 	if !p.inTransaction() || p.txnFirst >= offset {
 		return
 	}
-	if !commit {
+	if !commit && offset >= t.logStart {
 		t.aborted.add(AbortedTransaction{p.id, p.txnFirst, offset})
 	}
 	if t.watermark != noOffset && offset >= t.watermark {

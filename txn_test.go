@@ -1,6 +1,7 @@
 package idempotence
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"math"
@@ -490,6 +491,28 @@ func TestAdvanceStart(t *testing.T) {
 		known-from -> 0
 		lso hw=0 -> 0
 	`)
+}
+
+// TestMarkerBelowLogStart: a marker that is committed or replayed after its offset was
+// deleted leaves no range. A snapshot with such a range could not be restored.
+func TestMarkerBelowLogStart(t *testing.T) {
+	part := play(t, `
+		batch pid=31 epoch=0 seq=0 n=1 txn -> OK base=0
+		reserve-marker pid=31 epoch=0 coord=0 abort -> OK #M
+		delete to=5
+		commit #M base=1 -> OK
+		txn-stats -> markers=1 invalid=0 concurrent=0 coordinator=0 open=0 aborted=0
+	`)
+	settled(t, New(Config{}).Restore(bytes.NewReader(encoded(t, part.m))))
+
+	m := New(Config{})
+	m.AdvanceStart(5)
+	settled(t, m.Replay(Batch{ProducerID: 31, Count: 1, Transactional: true}, 0))
+	settled(t, m.ReplayMarker(Marker{ProducerID: 31}, 1))
+	if s := m.Stats(); s.OpenTransactions != 0 || s.AbortedRanges != 0 {
+		t.Errorf("replayed from before the log's start: %+v", s)
+	}
+	settled(t, New(Config{}).Restore(bytes.NewReader(encoded(t, m))))
 }
 
 // TestOldestTransaction: the one that holds the last stable offset back.
