@@ -32,6 +32,9 @@ func TestMain(m *testing.M) {
 	if at := os.Getenv(dieAt); at != "" {
 		dieEnding(at)
 	}
+	if client, addr, ok := strings.Cut(os.Getenv(beTransformer), " "); ok {
+		transformForever(client, addr)
+	}
 	if os.Getenv(beBroker) != "" {
 		main()
 		os.Exit(0)
