@@ -1,12 +1,19 @@
 package page
 
 import (
+	"bytes"
 	"context"
 	"flag"
 	"fmt"
+	"image"
+	"image/color"
+	"image/draw"
+	"image/png"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -168,22 +175,58 @@ func (b *browser) step(selector string, number int) {
 	b.want("#transcript", fmt.Sprintf("step %d", number))
 }
 
+// screenshot writes a picture of the whole page.
 func (b *browser) screenshot(name string) {
+	b.t.Helper()
+	b.write(name, chromedp.FullScreenshot(100))
+}
+
+// screenshotOf writes a picture of one element.
+func (b *browser) screenshotOf(selector, name string) {
+	b.t.Helper()
+	b.write(name, chromedp.Screenshot(chromedp.CSS(selector)))
+}
+
+func (b *browser) write(name string, take chromedp.Action[[]byte]) {
 	b.t.Helper()
 	if *screenshots == "" {
 		return
 	}
 	b.do(chromedp.Sleep(500 * time.Millisecond)) // until the colours have changed
-	png, err := chromedp.Run(b.ctx, chromedp.FullScreenshot(100))
-	if err != nil {
-		b.t.Fatal(err)
+	picture, err := chromedp.Run(b.ctx, take)
+	if err == nil {
+		picture, err = reduce(picture)
 	}
-	if err := os.WriteFile(filepath.Join(*screenshots, name+".png"), png, 0o644); err != nil {
+	if err == nil {
+		err = os.WriteFile(filepath.Join(*screenshots, name+".png"), picture, 0o644)
+	}
+	if err != nil {
 		b.t.Fatal(err)
 	}
 }
 
+// reduce makes a picture smaller by keeping its 64 most frequent colours.
+func reduce(picture []byte) ([]byte, error) {
+	full, err := png.Decode(bytes.NewReader(picture))
+	if err != nil {
+		return nil, err
+	}
+	counts := make(map[color.Color]int)
+	for y := range full.Bounds().Dy() {
+		for x := range full.Bounds().Dx() {
+			counts[full.At(x, y)]++
+		}
+	}
+	colors := slices.SortedFunc(maps.Keys(counts), func(a, b color.Color) int { return counts[b] - counts[a] })
+	small := image.NewPaletted(full.Bounds(), colors[:min(len(colors), 64)])
+	draw.Draw(small, full.Bounds(), full, image.Point{}, draw.Src)
+	var out bytes.Buffer
+	err = (&png.Encoder{CompressionLevel: png.BestCompression}).Encode(&out, small)
+	return out.Bytes(), err
+}
+
 func TestLessonInABrowser(t *testing.T) {
+	t.Parallel()
 	b := open(t, start(t, server.Config{}))
 	b.view(1100, 900, "light")
 	b.click("#to-lesson")
@@ -249,7 +292,7 @@ func TestLessonInABrowser(t *testing.T) {
 	b.goTo("#lesson/0.0.3,0.3.2,next,next,next,next,same")
 	b.want("#shown", "Duplicate", "already in the log at offset 11")
 	for _, scheme := range []string{"light", "dark"} {
-		b.view(1000, 900, scheme)
+		b.view(1100, 900, scheme)
 		b.screenshotOf("#lesson .columns", "page-"+scheme)
 	}
 	b.do(chromedp.NavigateBack())
@@ -267,6 +310,7 @@ func TestLessonInABrowser(t *testing.T) {
 
 // The lesson can be played with the keyboard alone.
 func TestLessonByKeyboard(t *testing.T) {
+	t.Parallel()
 	b := open(t, start(t, server.Config{}))
 	b.goTo("#lesson")
 	b.want("#shown", "Nothing was sent yet")
@@ -294,22 +338,6 @@ func TestLessonByKeyboard(t *testing.T) {
 	}
 }
 
-// screenshotOf takes a picture of one element.
-func (b *browser) screenshotOf(selector, name string) {
-	b.t.Helper()
-	if *screenshots == "" {
-		return
-	}
-	b.do(chromedp.Sleep(500 * time.Millisecond))
-	png, err := chromedp.Run(b.ctx, chromedp.Screenshot(chromedp.CSS(selector)))
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(*screenshots, name+".png"), png, 0o644); err != nil {
-		b.t.Fatal(err)
-	}
-}
-
 // wantFits fails the test if the page is wider than the window.
 func (b *browser) wantFits() {
 	b.t.Helper()
@@ -319,6 +347,7 @@ func (b *browser) wantFits() {
 }
 
 func TestBrokerInABrowser(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	r := start(t, server.Config{Partitions: 2, Dir: dir})
 	b := open(t, r)
@@ -341,7 +370,7 @@ func TestBrokerInABrowser(t *testing.T) {
 		raw.produce(0, 0, 3+2*i, 2)
 		b.want("#producer-state", fmt.Sprintf("next %d", 5+2*i))
 	}
-	b.want("#producer-state", "1 11 to 12 11 newest", "2 3 to 4 3 next to leave", "next 13")
+	b.want("#producer-state", "1 11 to 12 11 newest", "2 3 to 4 3 leaves next", "next 13")
 	raw.produce(0, 0, 11, 2)
 	b.want("#answers", "Duplicate", "already in the log at offset 11")
 	raw.produce(0, 0, 15, 1)

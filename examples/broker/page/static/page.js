@@ -137,7 +137,7 @@ class Ring {
       sequences.className = offset.className = b ? '' : 'empty';
       setText(sequences, b ? range(b.first, b.last) : 'empty');
       setText(offset, b ? b.base : '');
-      setText(mark, isNewest ? 'newest' : leaves ? 'next to leave' : '');
+      setText(mark, isNewest ? 'newest' : leaves ? 'leaves next' : '');
     });
     keep(this.facts, facts, f => f[0],
       f => make('div', {}, make('dt', {}, f[0]), make('dd')),
@@ -232,7 +232,7 @@ function showSelected(s) {
       liveRing.show({ ...p, known: true }, [
         ['in flight', p.inFlight === 1 ? '1 batch' : `${p.inFlight} batches`],
         ['transaction', p.txn < 0 ? 'none open' : `open since offset ${p.txn}`],
-        ['last seen active', p.active ? new Date(p.active).toLocaleTimeString() : 'just now'],
+        ['last active', p.active ? new Date(p.active).toLocaleTimeString() : 'not counted yet'],
       ]);
     }
   }
