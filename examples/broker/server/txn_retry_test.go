@@ -5,6 +5,8 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -27,26 +29,40 @@ func (l *textLog) Append(record []byte) func() error {
 // epoch, and returns its producer.
 func atEpoch(t *testing.T, dir string, epoch int16) txn.Producer {
 	t.Helper()
-	found, err := txn.Recover(nil)
+	logs, err := logsByEpoch()
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, server.TxnLogName), logs[epoch], 0o644)
+	}
 	if err != nil {
 		t.Fatal(err)
+	}
+	return txn.Producer{ID: 0, Epoch: epoch}
+}
+
+// logsByEpoch raises the epoch of "x", producer 0, from 0 to the last one of clients,
+// and returns the log at each step.
+var logsByEpoch = sync.OnceValues(func() (map[int16][]byte, error) {
+	found, err := txn.Recover(nil)
+	if err != nil {
+		return nil, err
 	}
 	var log textLog
 	c, err := txn.NewCoordinator(txn.Config{}, found, &log)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	p := txn.NoProducer
-	for p.Epoch < epoch {
+	logs := make(map[int16][]byte)
+	for p := txn.NoProducer; p.Epoch < lastOfClients; {
 		if p, err = c.InitProducerID(time.Now(), "x", txn.NoProducer, time.Minute); err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
+		logs[p.Epoch] = slices.Clip(log)
 	}
-	if err := os.WriteFile(filepath.Join(dir, server.TxnLogName), log, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	return p
-}
+	return logs, nil
+})
+
+// lastOfClients is the last epoch that a client gets.
+const lastOfClients = math.MaxInt16 - 1
 
 func (s *session) addPartition(version int16) int16 {
 	s.t.Helper()
@@ -69,7 +85,6 @@ func settled(t *testing.T, ask func() int16) int16 {
 // A request whose answer was lost is sent again, and answered the same, at each
 // epoch at which something changes, and when the broker was killed meanwhile.
 func TestRetriesAtTheEdgesOfEpochs(t *testing.T) {
-	const lastOfClients = math.MaxInt16 - 1
 	for _, edge := range []struct {
 		epoch int16
 		next  int16 // the epoch after it; 0 has a new producer id
@@ -160,7 +175,7 @@ func TestRetriesAtTheEdgesOfEpochs(t *testing.T) {
 func TestFencedAtTheLastEpoch(t *testing.T) {
 	for _, version := range []int16{1, 2} {
 		cfg := server.Config{Dir: t.TempDir(), TransactionVersion: version}
-		p := atEpoch(t, cfg.Dir, math.MaxInt16-1)
+		p := atEpoch(t, cfg.Dir, lastOfClients)
 		b := start(t, cfg)
 		old := &session{client: b.dial(), id: "x", producer: p.ID, epoch: p.Epoch}
 		old.create("t")
