@@ -220,7 +220,8 @@ Their duties:
 
 If the log is replicated by an engine such as Raft, decide in the state machine: propose
 what clients send, and call [ProducerStateManager.Apply] when the command is applied, on
-every replica alike. Nothing is reserved, and a change of leader needs no call.
+every replica alike. Nothing is reserved, and a change of leader needs no call. A marker is
+a command too, recorded with [ProducerStateManager.CommitMarker].
 
  1. Answer early only what cannot become untrue: Duplicate, ErrFenced, ErrInvalidBatch.
     Propose everything else, including gaps.

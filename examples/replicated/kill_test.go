@@ -130,6 +130,7 @@ func (ps *processes) terminate(i int) {
 // sometimes all of them, and started again. Nothing that was acknowledged is missing afterwards,
 // nothing is stored twice, and the nodes have the same logs.
 func TestKilled(t *testing.T) {
+	t.Parallel() // beside TestNemesisNotices
 	const kills = 8
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

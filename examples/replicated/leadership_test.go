@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -223,6 +224,30 @@ func TestProducerIDsFromAnyNode(t *testing.T) {
 				t.Errorf("node %d answers %+v", m.id, id)
 			}
 			seen[id.ProducerID] = true
+		}
+	}
+}
+
+// TestTopicFromAnyNode: clients ask any node to create a topic, too.
+func TestTopicFromAnyNode(t *testing.T) {
+	r := newRig(t, node.Config{ElectionTimeout: time.Second})
+	r.leader()
+	for _, m := range r.cluster.members {
+		for name, want := range map[string]int16{fmt.Sprint("from-", m.id): 0, "not/a/name": kerr.InvalidTopicException.Code} {
+			req := kmsg.NewPtrMetadataRequest()
+			req.AllowAutoTopicCreation = true
+			req.Topics = []kmsg.MetadataRequestTopic{{Topic: &name}}
+			code := kerr.LeaderNotAvailable.Code
+			for code == kerr.LeaderNotAvailable.Code { // until it is applied there
+				resp, err := r.client.Broker(int(m.id)).Request(r.ctx, req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				code = resp.(*kmsg.MetadataResponse).Topics[0].ErrorCode
+			}
+			if code != want {
+				t.Errorf("node %d, topic %s: code %d, want %d", m.id, name, code, want)
+			}
 		}
 	}
 }

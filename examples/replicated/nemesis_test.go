@@ -257,6 +257,7 @@ func TestNemesis(t *testing.T) {
 // TestNemesisNotices: a checker that finds nothing proves something only if it
 // finds what is wrong.
 func TestNemesisNotices(t *testing.T) {
+	t.Parallel() // beside TestKilled
 	for name, mode := range map[string]statemachine.Deduplication{
 		"nothing is judged":            statemachine.Never,
 		"judged before it is proposed": statemachine.WhenProposed,

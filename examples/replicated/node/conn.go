@@ -221,7 +221,7 @@ func (n *Node) handle(h wire.Header, req kmsg.Request) (kmsg.Response, error) {
 	case *kmsg.ApiVersionsRequest:
 		return apiVersions(), nil
 	case *kmsg.MetadataRequest:
-		return n.metadata(req), nil
+		return n.metadata(h, req), nil
 	case *kmsg.InitProducerIDRequest:
 		return n.initProducerID(h, req), nil
 	case *kmsg.ListOffsetsRequest:

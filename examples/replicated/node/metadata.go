@@ -57,7 +57,7 @@ func (n *Node) leader() (id, epoch int32) {
 
 // metadata tells where the partitions are, and is the request by which a
 // client's first use of a topic creates it.
-func (n *Node) metadata(req *kmsg.MetadataRequest) *kmsg.MetadataResponse {
+func (n *Node) metadata(h wire.Header, req *kmsg.MetadataRequest) *kmsg.MetadataResponse {
 	resp := kmsg.NewPtrMetadataResponse()
 	for _, p := range n.cfg.Peers {
 		broker := kmsg.NewMetadataResponseBroker()
@@ -77,28 +77,59 @@ func (n *Node) metadata(req *kmsg.MetadataRequest) *kmsg.MetadataResponse {
 	for _, asked := range req.Topics {
 		t, err := n.machine.Topic(*asked.Topic)
 		if err != nil && create {
-			t, err = n.createTopic(*asked.Topic)
+			t, err = n.createTopic(h, *asked.Topic)
 		}
 		resp.Topics = append(resp.Topics, n.topicMetadata(*asked.Topic, t, err))
 	}
 	return resp
 }
 
-// createTopic creates a topic, or has the client ask again, perhaps another
-// node.
-func (n *Node) createTopic(name string) (*statemachine.Topic, error) {
-	if !n.Ready() {
-		return nil, kerr.LeaderNotAvailable
+// createTopic creates a topic. A node that does not lead asks the leader to: some
+// clients keep asking the same node.
+func (n *Node) createTopic(h wire.Header, name string) (*statemachine.Topic, error) {
+	var err error
+	switch {
+	case n.Ready():
+		_, err = n.propose(statemachine.CreateTopic(name, n.cfg.Topic))
+	case h.ClientID == forwardedClientID:
+		err = kerr.NotLeaderForPartition
+	default:
+		err = n.leaderCreatesTopic(name)
 	}
-	_, err := n.propose(statemachine.CreateTopic(name, n.cfg.Topic))
-	switch code := errorCode(err); {
-	case err == nil:
-		return n.machine.Topic(name)
-	case code == kerr.NotLeaderForPartition.Code || code == kerr.RequestTimedOut.Code:
-		// As errors of a topic, these are taken by librdkafka to be there to stay.
+	if err != nil {
+		return nil, topicError(err)
+	}
+	t, err := n.machine.Topic(name)
+	if err != nil { // not applied here yet
 		err = kerr.LeaderNotAvailable
 	}
-	return nil, err
+	return t, err
+}
+
+// leaderCreatesTopic has the leader create a topic.
+func (n *Node) leaderCreatesTopic(name string) error {
+	req := kmsg.NewPtrMetadataRequest()
+	req.AllowAutoTopicCreation = true
+	req.Topics = []kmsg.MetadataRequestTopic{{Topic: &name}}
+	resp, err := n.askLeader(req)
+	if err != nil {
+		return err
+	}
+	for _, t := range resp.(*kmsg.MetadataResponse).Topics {
+		err = kerr.ErrorForCode(t.ErrorCode)
+	}
+	return err
+}
+
+// topicError is the error of a topic that was not created. What raft gave up on
+// is to be asked for again; librdkafka does that for this error of a topic, and
+// gives up at those that a partition would have.
+func topicError(err error) error {
+	switch errorCode(err) {
+	case kerr.NotLeaderForPartition.Code, kerr.RequestTimedOut.Code:
+		return kerr.LeaderNotAvailable
+	}
+	return err
 }
 
 func (n *Node) topicMetadata(name string, t *statemachine.Topic, err error) kmsg.MetadataResponseTopic {

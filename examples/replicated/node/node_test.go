@@ -508,6 +508,23 @@ func TestErrorCodes(t *testing.T) {
 	}
 }
 
+// TestTopicErrors: a client that asks for a topic while there is no leader goes on
+// asking.
+func TestTopicErrors(t *testing.T) {
+	for _, c := range []struct{ err, want error }{
+		{raft.ErrNotLeader, kerr.LeaderNotAvailable},
+		{raft.ErrLeadershipLost, kerr.LeaderNotAvailable},
+		{raft.ErrEnqueueTimeout, kerr.LeaderNotAvailable},
+		{kerr.RequestTimedOut, kerr.LeaderNotAvailable},
+		{statemachine.ErrTopicName, statemachine.ErrTopicName},
+		{statemachine.ErrTooManyPartitions, statemachine.ErrTooManyPartitions},
+	} {
+		if got := topicError(c.err); got != c.want {
+			t.Errorf("%v: %v, want %v", c.err, got, c.want)
+		}
+	}
+}
+
 // TestAcks: a client that wants more than all or fewer than none is refused.
 func TestAcks(t *testing.T) {
 	for acks, want := range map[int16]error{-2: kerr.InvalidRequiredAcks, -1: nil, 0: nil, 1: nil, 2: kerr.InvalidRequiredAcks} {

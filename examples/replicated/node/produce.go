@@ -11,7 +11,6 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/twmb/franz-go/pkg/kerr"
-	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/idempotence-go/idempotence"
@@ -262,12 +261,6 @@ func (n *Node) freshProducerID() (int64, error) {
 	}
 }
 
-// forwardedClientID is the client id with which nodes ask each other.
-const forwardedClientID = "idempotence-replicated"
-
-// forwardTimeout is how long a node waits for the leader's answer.
-const forwardTimeout = 2 * time.Second
-
 // initProducerID gives a fresh id at epoch 0, as Kafka does for producers
 // without a transactional id; one that names the id and epoch it has had gets a
 // fresh one too. Any node has to be able to do so: clients ask any, and librdkafka
@@ -284,7 +277,7 @@ func (n *Node) initProducerID(h wire.Header, req *kmsg.InitProducerIDRequest) *k
 	switch {
 	case n.Ready():
 		resp.ProducerID, err = n.freshProducerID()
-	case h.ClientID == forwardedClientID: // or two nodes could ask each other for ever
+	case h.ClientID == forwardedClientID:
 		err = kerr.NotLeaderForPartition
 	default:
 		resp.ProducerID, err = n.leadersProducerID()
@@ -300,19 +293,7 @@ func (n *Node) initProducerID(h wire.Header, req *kmsg.InitProducerIDRequest) *k
 
 // leadersProducerID asks the leader for a producer id.
 func (n *Node) leadersProducerID() (int64, error) {
-	leader, err := PeerOf(n.cfg.Peers, n.Leader())
-	if err != nil {
-		return 0, kerr.NotLeaderForPartition
-	}
-	cl, err := kgo.NewClient(kgo.SeedBrokers(leader.Client), kgo.ClientID(forwardedClientID),
-		kgo.DialTimeout(forwardTimeout), kgo.RequestRetries(0))
-	if err != nil {
-		return 0, err
-	}
-	defer cl.Close()
-	ctx, cancel := context.WithTimeout(n.closing, forwardTimeout)
-	defer cancel()
-	resp, err := cl.SeedBrokers()[0].Request(ctx, kmsg.NewPtrInitProducerIDRequest())
+	resp, err := n.askLeader(kmsg.NewPtrInitProducerIDRequest())
 	if err != nil {
 		return 0, err
 	}
