@@ -141,8 +141,8 @@ func auditNarrow(w *window) error {
 	return nil
 }
 
-// after returns the sequence that follows a batch, by arithmetic that owes
-// nothing to the code under test.
+// after returns the sequence that follows a batch. It shares no arithmetic with
+// the code under test.
 func after(s span) int32 {
 	return int32((int64(s.first()) + int64(s.count())) % (1 << 31))
 }

@@ -162,7 +162,7 @@ func TestMistakes(t *testing.T) {
 func TestContiguousOffsets(t *testing.T) {
 	b := Batch{ProducerID: 31, Count: 2}
 	txn := Batch{ProducerID: 32, Count: 2, Transactional: true}
-	nobody := Batch{ProducerID: NoProducerID, Count: 2}
+	withoutID := Batch{ProducerID: NoProducerID, Count: 2}
 	k := Marker{ProducerID: 33, CoordinatorEpoch: 1}
 	for _, tt := range []struct {
 		call    string
@@ -171,12 +171,12 @@ func TestContiguousOffsets(t *testing.T) {
 	}{
 		{"CommitBatch", false, func(m *ProducerStateManager, base int64) error { return m.CommitBatch(b, base) }},
 		{"CommitBatch, transactional", false, func(m *ProducerStateManager, base int64) error { return m.CommitBatch(txn, base) }},
-		{"CommitBatch, no producer id", false, func(m *ProducerStateManager, base int64) error { return m.CommitBatch(nobody, base) }},
+		{"CommitBatch, no producer id", false, func(m *ProducerStateManager, base int64) error { return m.CommitBatch(withoutID, base) }},
 		{"Apply", false, func(m *ProducerStateManager, base int64) error { return firstError(m.Apply(b, base)) }},
-		{"Apply, no producer id", false, func(m *ProducerStateManager, base int64) error { return firstError(m.Apply(nobody, base)) }},
+		{"Apply, no producer id", false, func(m *ProducerStateManager, base int64) error { return firstError(m.Apply(withoutID, base)) }},
 		{"CommitMarker", false, func(m *ProducerStateManager, base int64) error { return m.CommitMarker(k, base) }},
 		{"Reserve and Commit", false, func(m *ProducerStateManager, base int64) error { return reserveAndCommit(m, b, base) }},
-		{"Reserve and Commit, no producer id", false, func(m *ProducerStateManager, base int64) error { return reserveAndCommit(m, nobody, base) }},
+		{"Reserve and Commit, no producer id", false, func(m *ProducerStateManager, base int64) error { return reserveAndCommit(m, withoutID, base) }},
 		{"ReserveMarker and Commit", false, func(m *ProducerStateManager, base int64) error {
 			r, err := m.ReserveMarker(k)
 			if err == nil {
@@ -187,7 +187,7 @@ func TestContiguousOffsets(t *testing.T) {
 			return err
 		}},
 		{"Replay", true, func(m *ProducerStateManager, base int64) error { return m.Replay(b, base) }},
-		{"Replay, no producer id", true, func(m *ProducerStateManager, base int64) error { return m.Replay(nobody, base) }},
+		{"Replay, no producer id", true, func(m *ProducerStateManager, base int64) error { return m.Replay(withoutID, base) }},
 		{"ReplayMarker", true, func(m *ProducerStateManager, base int64) error { return m.ReplayMarker(k, base) }},
 	} {
 		for base := int64(0); base < 20; base++ {
@@ -399,15 +399,15 @@ func (e *embedder) commit() {
 	}
 }
 
-// nobody appends records without a producer id.
-func (e *embedder) nobody() {
+// withoutID appends records without a producer id.
+func (e *embedder) withoutID() {
 	b, base := Batch{ProducerID: NoProducerID, Epoch: -1, BaseSequence: -1, Count: int32(1 + e.pick(3))}, e.end()
 	l := logged{batch: b, base: base}
 	switch e.pick(3) {
 	case 0:
 		e.both(fmt.Sprintf("advance to=%d", l.end()), func(m *ProducerStateManager) error { m.Advance(l.end()); return nil })
 	case 1:
-		e.both(fmt.Sprintf("commit-nobody n=%d base=%d", b.Count, base), func(m *ProducerStateManager) error { return m.CommitBatch(b, base) })
+		e.both(fmt.Sprintf("commit-without-id n=%d base=%d", b.Count, base), func(m *ProducerStateManager) error { return m.CommitBatch(b, base) })
 	case 2:
 		e.reserve(l, func(m *ProducerStateManager) (*Reservation, error) { r, _, err := m.Reserve(b); return r, err })
 		return
@@ -504,7 +504,7 @@ func (e *embedder) failed() {
 	e.log = e.log[:i]
 }
 
-// loseTail decides what became of the appends of which nobody will hear any more.
+// loseTail decides what became of the appends whose outcome is never reported.
 func (e *embedder) loseTail() {
 	i := e.tail()
 	e.log = e.log[:i+e.pick(len(e.log)-i+1)]
@@ -611,7 +611,7 @@ func (e *embedder) follow() {
 }
 
 var embedderDeeds = []func(*embedder){
-	(*embedder).commit, (*embedder).commit, (*embedder).nobody, (*embedder).marker, (*embedder).marker,
+	(*embedder).commit, (*embedder).commit, (*embedder).withoutID, (*embedder).marker, (*embedder).marker,
 	(*embedder).reserveNext, (*embedder).reserveNext, (*embedder).reserveNext, (*embedder).settle, (*embedder).settle,
 	(*embedder).settle, (*embedder).failed, (*embedder).stepDown, (*embedder).truncate, (*embedder).save,
 	(*embedder).restart, (*embedder).expire, (*embedder).follow, (*embedder).follow,
@@ -651,7 +651,7 @@ func TestContiguousLong(t *testing.T) {
 		t.Errorf("%d batches were out of order, of %d commits", rare, met["commit"])
 	}
 	for _, what := range []string{
-		"commit", "apply", "advance", "commit-nobody", "reserve", "settle", "failed", "marker", "step-down", "replay", "replayed-to",
+		"commit", "apply", "advance", "commit-without-id", "reserve", "settle", "failed", "marker", "step-down", "replay", "replayed-to",
 		"truncate, exact true", "truncate, exact false", "restore", "expire", "followed", "follower restarts",
 	} {
 		if met[what] < 100 {

@@ -190,7 +190,7 @@ func TestReserve_4_FailedFirst(t *testing.T) {
 			batch pid=31 epoch=0 seq=5 n=1 -> OK base=5
 		`)
 	})
-	t.Run("AcceptAny, a log that was created again owes nothing", func(t *testing.T) {
+	t.Run("AcceptAny, a log that was created again has no failed first batch", func(t *testing.T) {
 		play(t, `
 			mode=accept
 			reserve pid=31 epoch=0 seq=0 n=5 -> OK #A
@@ -291,7 +291,7 @@ func TestReserve_4_HowLongRemembered(t *testing.T) {
 			r, _, err := m.Reserve(Batch{ProducerID: pid, Count: 1})
 			settled(t, err, r.Abort())
 		}
-		requireOwed := func(pid int64, want bool) {
+		requireFailedFirst := func(pid int64, want bool) {
 			t.Helper()
 			if _, err := m.Check(pid, 0, 1, 1); errors.Is(err, ErrOutOfOrderSequence) != want {
 				t.Errorf("the second batch of producer %d gets %v, want it refused: %t", pid, err, want)
@@ -301,13 +301,13 @@ func TestReserve_4_HowLongRemembered(t *testing.T) {
 			fail(pid)
 		}
 		audit(t, m)
-		requireOwed(0, true)
-		requireOwed(failedFirstLimit-1, true)
+		requireFailedFirst(0, true)
+		requireFailedFirst(failedFirstLimit-1, true)
 		fail(failedFirstLimit)
 		audit(t, m)
-		requireOwed(0, false)
-		requireOwed(failedFirstLimit-1, false)
-		requireOwed(failedFirstLimit, true)
+		requireFailedFirst(0, false)
+		requireFailedFirst(failedFirstLimit-1, false)
+		requireFailedFirst(failedFirstLimit, true)
 	})
 }
 

@@ -168,7 +168,7 @@ var (
 				s.commit(b)
 			}
 		}},
-		{"commit nobody's", func(s *survivor) {
+		{"commit without a producer id", func(s *survivor) {
 			s.commit(s.withoutID())
 		}},
 		{"a newcomer", func(s *survivor) {
@@ -179,7 +179,7 @@ var (
 	replays = []deed{
 		{"replay the next", func(s *survivor) { s.take(logged{batch: s.next(s.pid()), base: s.base()}) }},
 		{"replay", func(s *survivor) { s.take(logged{batch: s.stray(s.pid()), base: s.base()}) }},
-		{"replay nobody's", func(s *survivor) {
+		{"replay a batch without a producer id", func(s *survivor) {
 			s.take(logged{batch: Batch{ProducerID: NoProducerID, Count: s.count(0)}, base: s.base()})
 		}},
 	}

@@ -28,7 +28,7 @@ func (h *appending) end() int64 { return h.base + max(int64(h.batch.Count), 0) }
 type queueModel struct {
 	*model
 	queues      map[int64][]*appending // of producers that have anything in flight
-	nobody      []*appending           // without a producer id, settled ones included
+	withoutID   []*appending           // without a producer id, settled ones included
 	failedFirst map[int64]Batch        // the failed first batch of an unknown producer
 	failedSince int64                  // when there was none last; -1 before the first Expire
 
@@ -59,13 +59,13 @@ func (m *queueModel) copyBelow(end int64) *queueModel {
 	for pid, all := range m.accepted {
 		c.accepted[pid] = slices.Clone(all)
 	}
-	c.queues, c.nobody, c.failedFirst = map[int64][]*appending{}, nil, map[int64]Batch{}
+	c.queues, c.withoutID, c.failedFirst = map[int64][]*appending{}, nil, map[int64]Batch{}
 	c.fresh, c.activeAt, c.turn = maps.Clone(m.fresh), maps.Clone(m.activeAt), maps.Clone(m.turn)
 	c.cut(end)
 	return &c
 }
 
-// cut forgets what reaches past an end, and whoever has nothing left.
+// cut forgets what reaches past an end, and each producer that has nothing left.
 func (m *queueModel) cut(end int64) {
 	m.endOffset = min(m.endOffset, end)
 	for pid, all := range m.accepted {
@@ -131,7 +131,7 @@ func (m *queueModel) reserve(h *appending) {
 		m.queues[pid] = append(m.queues[pid], h)
 		return
 	}
-	m.nobody = append(m.nobody, h)
+	m.withoutID = append(m.withoutID, h)
 }
 
 // commitPlain answers a Commit without a reservation.
@@ -281,12 +281,12 @@ func (m *queueModel) abandon() {
 	for _, pid := range m.inOrderOfReservation() {
 		m.dropFrom(pid, 0)
 	}
-	for _, h := range m.nobody {
+	for _, h := range m.withoutID {
 		if h.gone == nil {
 			h.gone = ErrAbandoned
 		}
 	}
-	m.nobody = nil
+	m.withoutID = nil
 }
 
 // inOrderOfReservation returns the producers that have something in flight.
@@ -382,7 +382,7 @@ func (m *queueModel) allStats() Stats {
 	for _, queue := range m.queues {
 		s.OpenReservations += len(queue)
 	}
-	for _, h := range m.nobody {
+	for _, h := range m.withoutID {
 		if h.gone == nil {
 			s.OpenReservations++
 		}

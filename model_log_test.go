@@ -8,7 +8,7 @@ import (
 
 // This file is the second model: what is remembered as the log and the clock go
 // on, where model_rules_test.go is how a batch is judged. It keeps the whole log and
-// the name of everybody who was forgotten, and so it can say at any time what
+// the id of each forgotten producer, and so it can say at any time what
 // a rebuild would give, which is what Replay, Expire, the cap and Truncate are
 // measured by.
 
@@ -22,12 +22,12 @@ type chronicle struct {
 	turn   int // counts activities
 	now    time.Time
 	ticked bool
-	// revived: somebody who had been forgotten came back by a replay of what
-	// was known already, with a part only of what the log has.
+	// revived: a forgotten producer came back by a replay of what was known
+	// already, with a part only of what the log has.
 	revived bool
 }
 
-// happening is an entry of the log, or somebody being forgotten while the log
+// happening is an entry of the log, or a producer that was forgotten while the log
 // ended at an offset.
 type happening struct {
 	logged
@@ -161,7 +161,7 @@ func (c *chronicle) forget(pid int64) {
 	c.log = append(c.log, happening{isForgetting: true, forgot: pid, at: c.end})
 }
 
-// evict makes room for one more, at the cost of whoever was active the longest
+// evict makes room for one more: it forgets the producer that was active the longest
 // time ago.
 func (c *chronicle) evict() {
 	for c.cfg.MaxProducers > 0 && len(c.known) >= c.cfg.MaxProducers {
@@ -204,7 +204,7 @@ func (c *chronicle) outlook(pid int64) outlook {
 	return o
 }
 
-// expire forgets whoever has been idle for too long, and returns how many.
+// expire forgets the producers that have been idle for too long, and returns how many.
 func (c *chronicle) expire(now time.Time) (n int) {
 	c.startTick(now)
 	for pid, p := range c.known {

@@ -20,7 +20,7 @@ import (
 // This file is pipelined appends against the model of model_inflight_test.go,
 // over random operations, together with the log that they are about. Batches
 // are handed to the log in the order in which they are reserved; they settle in
-// any order, or fail, or nobody ever hears of them again. After every operation
+// any order, or fail, or their outcome is never reported. After every operation
 //
 //  1. the manager has given the answer of the model, and is in its state;
 //  2. a snapshot would end at or before every batch that is or may come to be
@@ -48,10 +48,10 @@ type pipeline struct {
 	saved []*saved
 	acked map[Batch]int64
 
-	// forgot is set once a model that was replaced has forgotten somebody, who
+	// forgot is set once a model that was replaced has forgotten a producer, which
 	// may then have begun anew in the log.
 	forgot bool
-	// unread is set while the manager may doubt more of the log than it must.
+	// unread is set while the manager may take more of the log for unknown than it must.
 	unread  bool
 	history []string
 	met     map[string]int
@@ -387,8 +387,8 @@ func (p *pipeline) late() {
 	p.agree(Result{}, Result{}, want, h.r.Abort())
 }
 
-// settleUnheard decides what became of the appends of which nobody will hear
-// any more: those up to some place got into the log, and none behind it did.
+// settleUnheard decides what became of the appends whose outcome is never
+// reported: those up to some place got into the log, and none behind it did.
 // What was committed did in any case, and so what lies before it.
 func (p *pipeline) settleUnheard() {
 	landed := p.c.pick(len(p.open) + 1)
@@ -580,7 +580,7 @@ func (p *pipeline) finish() {
 	}
 	p.readLog()
 	if p.model.forgot || p.cfg.MaxProducers > 0 {
-		return // a rebuild knows who was forgotten, and has nobody in flight
+		return // a rebuild knows the producers that were forgotten, and nothing in flight
 	}
 	rebuilt := New(p.cfg)
 	for _, l := range p.log {
@@ -606,7 +606,7 @@ func (p *pipeline) replaceModel(m *queueModel) {
 	p.model = m
 }
 
-// everForgot reports whether somebody was forgotten in the course of the log.
+// everForgot reports whether a producer was forgotten in the course of the log.
 func (p *pipeline) everForgot() bool { return p.forgot || p.model.forgot }
 
 // readLog is the consumer.

@@ -475,7 +475,7 @@ func TestReserve_8_Protected(t *testing.T) {
 }
 
 // TestReserve_NoProducerID: a batch without a producer id has a reservation too,
-// and is in nobody's way.
+// and holds up no other batch.
 func TestReserve_NoProducerID(t *testing.T) {
 	play(t, `
 		reserve pid=-1 epoch=-1 seq=-1 n=3 -> OK #A

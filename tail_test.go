@@ -47,7 +47,7 @@ func requireTail(t *testing.T, m *ProducerStateManager, end int64, exact bool) {
 	}
 }
 
-// TestF1_Siblings: what ends the doubt after AbandonReservations, and what does
+// TestF1_Siblings: what ends the unknown part after AbandonReservations, and what does
 // not. Producer 32 has committed batches at 0 and 2 to 5, and a batch of producer 31
 // that was in flight may lie at 1.
 func TestF1_Siblings(t *testing.T) {
@@ -273,7 +273,7 @@ func TestReserve_8_SnapshotEnd(t *testing.T) {
 			truncate to=3 -> inexact
 		`)
 	})
-	t.Run("a replay that ends a reservation has read what it doubts", func(t *testing.T) {
+	t.Run("a replay that ends a reservation has read what was unknown", func(t *testing.T) {
 		play(t, `
 			batch pid=31 epoch=0 seq=0 n=1 -> OK base=0
 			reserve pid=31 epoch=0 seq=1 n=1 -> OK #A
@@ -298,9 +298,9 @@ func TestReserve_8_SnapshotEnd(t *testing.T) {
 	})
 }
 
-// A replay from the end offset of a snapshot on settles what was in doubt after
-// AbandonReservations, whatever stands there first: here a control record that
-// is no producer's, as a new leader writes it. Otherwise every later snapshot
+// A replay from the end offset of a snapshot on makes known what was unknown after
+// AbandonReservations, whatever stands there first: here a control record without a
+// producer id, as a new leader writes it. Otherwise every later snapshot
 // would end at that offset.
 func TestReplayFromControlRecordSettlesDoubt(t *testing.T) {
 	m := New(Config{})

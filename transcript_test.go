@@ -29,7 +29,7 @@ import (
 //	snapshot-end -> 3                                 where a snapshot would end
 //	commit pid=31 epoch=0 seq=3 n=1 base=3 -> OK      Commit without a Check
 //	apply pid=31 epoch=0 seq=3 n=1 base=3 -> DUP base=3  Apply
-//	advance to=9                                      records of nobody in particular
+//	advance to=9                                      records without a producer id
 //	replay pid=31 epoch=0 seq=4 n=1 base=9            read from the log or a leader
 //	replay-marker pid=31 epoch=0 coord=1 abort base=9 the same for a marker
 //	expire now=500 -> 1                               how many were forgotten

@@ -192,7 +192,7 @@ func BenchmarkAbortedTransactions(b *testing.B) {
 	const n = 1_000_000
 	m := New(Config{})
 	for i := range int64(n) {
-		abortAt(m, 31, int32(i), 3*i, 3*i+1) // and a record of nobody at 3*i+2
+		abortAt(m, 31, int32(i), 3*i, 3*i+1) // and a record without a producer id at 3*i+2
 	}
 	across := New(Config{})
 	for i := range int64(n) {
