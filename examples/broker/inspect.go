@@ -1,9 +1,10 @@
 package main
 
-// This file prints what is remembered of producers, from files alone. It changes
-// nothing, and a broker may be running over them.
+// This file prints what is remembered of producers and transactions, from files
+// alone. It changes nothing, and a broker may be running over them.
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +19,7 @@ import (
 	"github.com/idempotence-go/idempotence"
 	"github.com/idempotence-go/idempotence/examples/broker/segment"
 	"github.com/idempotence-go/idempotence/examples/broker/server"
+	"github.com/idempotence-go/idempotence/examples/broker/txn"
 )
 
 // The files that can be inspected.
@@ -37,6 +39,8 @@ func inspect(out io.Writer, paths []string) error {
 		case err != nil:
 		case info.IsDir():
 			err = inspectDir(out, path)
+		case filepath.Base(path) == server.TxnLogName:
+			err = inspectTransactions(out, path)
 		default:
 			err = inspectFile(out, path)
 		}
@@ -47,19 +51,25 @@ func inspect(out io.Writer, paths []string) error {
 	return errors.Join(errs...)
 }
 
-// inspectDir prints the partition in a directory, or all that are in a data
-// directory.
+// inspectDir prints the partition in a directory, or what is in a data directory:
+// the transactions and all partitions.
 func inspectDir(out io.Writer, dir string) error {
-	_, err := os.Stat(filepath.Join(dir, server.TxnLogName))
+	transactions := filepath.Join(dir, server.TxnLogName)
+	_, err := os.Stat(transactions)
 	if err != nil && segment.Exists(dir) {
 		return inspectPartition(out, dir)
+	}
+	found := err == nil
+	var errs []error
+	if found {
+		if err := inspectTransactions(out, transactions); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", transactions, err))
+		}
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
-	found := false
-	var errs []error
 	for _, e := range entries {
 		if partition := filepath.Join(dir, e.Name()); segment.Exists(partition) {
 			found = true
@@ -70,6 +80,50 @@ func inspectDir(out io.Writer, dir string) error {
 		return errors.New("no log in it")
 	}
 	return errors.Join(errs...)
+}
+
+// inspectTransactions prints what a broker would recover of its transactional ids.
+func inspectTransactions(out io.Writer, name string) error {
+	log, err := os.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	found, err := txn.Recover(log)
+	if err != nil {
+		return err
+	}
+	all := found.List()
+	fmt.Fprintf(out, "%s: coordinator epoch %d, %d transactional ids\n", name, found.Epoch(), len(all))
+	if len(all) > 0 {
+		w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(w, "  transactional id\tproducer\tepoch\tstate\tsince\tpartitions\tgroups")
+		for _, t := range all {
+			since := t.LastUpdate
+			if !t.Start.IsZero() {
+				since = t.Start
+			}
+			partitions := make([]string, len(t.Partitions))
+			for i, p := range t.Partitions {
+				partitions[i] = fmt.Sprintf("%s-%d", p.Topic, p.Partition)
+			}
+			fmt.Fprintf(w, "  %q\t%d\t%d\t%s\t%s\t%s\t%s\n", t.TransactionalID, t.Producer.ID, t.Producer.Epoch, t.State,
+				since.UTC().Format(time.RFC3339), cmp.Or(strings.Join(partitions, " "), none), groupsOf(t))
+		}
+		if err := w.Flush(); err != nil {
+			return err
+		}
+	}
+	if found.Tail != nil {
+		fmt.Fprintf(out, "  to be cut off: %v\n", found.Tail)
+	}
+	return nil
+}
+
+func groupsOf(t txn.Transaction) string {
+	if len(t.Groups) == 0 {
+		return none
+	}
+	return fmt.Sprintf("%q", t.Groups)
 }
 
 // inspectPartition prints what a broker would recover.
@@ -153,6 +207,35 @@ func printProducers(out io.Writer, name, source string, producers *idempotence.P
 	for p := range producers.Producers() {
 		fmt.Fprintf(w, "  %d\t%d\t%s\t%s\t%s\t%s\n",
 			p.ProducerID, p.Epoch, activityOf(p), transactionOf(p), coordinatorOf(p), windowOf(p))
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	return printTransactions(out, producers)
+}
+
+// printTransactions prints what readers of committed records are kept from, if
+// anything: what lies at or past the last stable offset, and what was aborted. All
+// of a log counts as replicated.
+func printTransactions(out io.Writer, producers *idempotence.ProducerStateManager) error {
+	s, end := producers.Stats(), producers.EndOffset()
+	if s.OpenTransactions == 0 && s.AbortedRanges == 0 {
+		return nil
+	}
+	fmt.Fprintf(out, "  last stable offset %d, %d open transactions, %d aborted\n",
+		producers.LastStableOffset(end), s.OpenTransactions, s.AbortedRanges)
+	if s.AbortedRanges == 0 {
+		return nil
+	}
+	aborted, err := producers.AbortedTransactions(0, end)
+	if err != nil { // a snapshot of a log of which the start was deleted
+		fmt.Fprintf(out, "  aborted transactions not shown: %v\n", err)
+		return nil
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "  aborted producer\tfirst offset\tmarker")
+	for _, a := range aborted {
+		fmt.Fprintf(w, "  %d\t%d\t%d\n", a.ProducerID, a.FirstOffset, a.LastOffset)
 	}
 	return w.Flush()
 }

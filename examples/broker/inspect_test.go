@@ -6,11 +6,14 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/idempotence-go/idempotence"
 	"github.com/idempotence-go/idempotence/examples/broker/segment"
@@ -93,7 +96,8 @@ func TestInspect(t *testing.T) {
 			"  producer    epoch  last activity         transaction  coordinator epoch  window: sequences@offset, oldest first\n" +
 			"  5           2      2023-11-14T22:13:20Z  -            9                  -\n" +
 			"  31          0      2023-11-14T22:13:20Z  -            -                  3-4@3\n" +
-			"  4000000001  7      2023-11-14T22:13:20Z  from 5       -                  0-3@5\n"},
+			"  4000000001  7      2023-11-14T22:13:20Z  from 5       -                  0-3@5\n" +
+			"  last stable offset 5, 1 open transactions, 0 aborted\n"},
 	} {
 		var out bytes.Buffer
 		if err := inspect(&out, []string{tt.path}); err != nil {
@@ -216,6 +220,106 @@ func contents(t *testing.T, dir string) string {
 		t.Fatal(err)
 	}
 	return b.String()
+}
+
+// Of a partition with transactions, inspect shows what is open, up to where a
+// committed reader gets and what was aborted; of transactions.log, who takes part.
+func TestInspectTransactions(t *testing.T) {
+	dir := t.TempDir()
+	s, err := server.Open(server.Config{Dir: dir, Partitions: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(ln) }()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	begin := func(id string) *kgo.Client {
+		t.Helper()
+		cl, err := newFranz(ln.Addr().String(), kgo.TransactionalID(id), kgo.AllowAutoTopicCreation())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(cl.Close)
+		if err := cl.BeginTransaction(); err != nil {
+			t.Fatal(err)
+		}
+		r := kgo.StringRecord(id)
+		r.Topic = "t"
+		if err := cl.ProduceSync(ctx, r).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+		return cl
+	}
+	if err := begin("aborted").EndTransaction(ctx, kgo.TryAbort); err != nil {
+		t.Fatal(err)
+	}
+	show := func(path string) string {
+		t.Helper()
+		var out bytes.Buffer
+		if err := inspect(&out, []string{path}); err != nil {
+			t.Error(err)
+		}
+		return out.String()
+	}
+	for !strings.Contains(show(dir), "CompleteAbort") { // and so its marker is written
+		if ctx.Err() != nil {
+			t.Fatalf("the transaction is not ended:\n%s", show(dir))
+		}
+		time.Sleep(time.Millisecond)
+	}
+	begin("open")
+	before := contents(t, dir)
+	for _, path := range []string{dir, filepath.Join(dir, "t-0")} {
+		if got, want := show(path), "  last stable offset 2, 1 open transactions, 1 aborted\n"+
+			"  aborted producer  first offset  marker\n"+
+			"  0                 0             1\n"; !strings.Contains(got, want) {
+			t.Errorf("%s: got\n%swant\n%s", path, got, want)
+		}
+	}
+	for _, path := range []string{dir, filepath.Join(dir, server.TxnLogName)} {
+		got := show(path)
+		for _, want := range []string{
+			server.TxnLogName + ": coordinator epoch 1, 2 transactional ids\n",
+			"\n  transactional id  producer  epoch  state          since                 partitions  groups\n",
+			"\n  \"aborted\"         0         1      CompleteAbort  ",
+			"\n  \"open\"            1         0      Ongoing        ",
+			"  t-0         -\n",
+		} {
+			if !strings.Contains(got, want) {
+				t.Errorf("%s: got\n%swant in it\n%s", path, got, want)
+			}
+		}
+	}
+	if after := contents(t, dir); after != before {
+		t.Error("inspecting changed the directory")
+	}
+	if err := errors.Join(s.Shutdown(ctx), <-served); err != nil {
+		t.Fatal(err)
+	}
+
+	name := filepath.Join(dir, server.TxnLogName)
+	log, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, append(bytes.Clone(log), 1, 2, 3), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got := show(name); !strings.Contains(got, "to be cut off: ") {
+		t.Errorf("with a torn tail: %s", got)
+	}
+	log[len(log)/2] ^= 1
+	if err := os.WriteFile(name, log, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := inspect(new(bytes.Buffer), []string{dir}); err == nil || !strings.Contains(err.Error(), server.TxnLogName) {
+		t.Errorf("with a byte flipped: %v", err)
+	}
 }
 
 // What cannot be shown is named, and the rest is shown.

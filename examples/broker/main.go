@@ -19,9 +19,9 @@
 //
 //	go run ./examples/broker inspect PATH...
 //
-// prints what is remembered of producers: in a data directory or that of one
-// partition, in a snapshot of this broker or of Apache Kafka, or in a segment of
-// a log.
+// prints what is remembered of producers and transactions: in a data directory or
+// that of one partition, in transactions.log, in a snapshot of this broker or of
+// Apache Kafka, or in a segment of a log.
 package main
 
 import (

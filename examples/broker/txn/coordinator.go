@@ -424,6 +424,11 @@ func (c *Coordinator) List() []Transaction {
 	c.mu.Lock()
 	known := slices.Collect(maps.Values(c.state.transactions))
 	c.mu.Unlock()
+	return describeAll(known)
+}
+
+// describeAll describes transactional ids in their order.
+func describeAll(known []*transaction) []Transaction {
 	slices.SortFunc(known, func(a, b *transaction) int { return strings.Compare(a.id, b.id) })
 	all := make([]Transaction, len(known))
 	for i, t := range known {

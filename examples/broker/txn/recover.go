@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 )
 
 // ErrDamaged is returned by [Recover] for a log in which a record is broken
@@ -95,6 +97,15 @@ func (r *Recovery) end(cause error) error {
 	}
 	s.durable = s.number
 	return nil
+}
+
+// Epoch returns the coordinator epoch of the last run, or 0 if there was none. Like
+// List, it must not be called after [NewCoordinator].
+func (r *Recovery) Epoch() int32 { return r.state.epoch }
+
+// List describes the transactional ids that the log holds, sorted.
+func (r *Recovery) List() []Transaction {
+	return describeAll(slices.Collect(maps.Values(r.state.transactions)))
 }
 
 // Rewritten returns a log that holds the same in the fewest records, or nil if
