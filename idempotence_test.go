@@ -286,6 +286,9 @@ func TestF18_ForgottenBetweenCheckAndCommit(t *testing.T) {
 		forget(m)
 		settled(t, r.Commit(1))
 		audit(t, m)
+		if res, err := m.Check(1, 0, 0, 1); err != nil || res != (Result{Duplicate, 0}) {
+			t.Errorf("%s: a reservation does not hold its producer: the first batch gets %+v, %v", name, res, err)
+		}
 
 		m = idle() // under the append lock
 		if _, err := m.Check(1, 0, 1, 1); err != nil {
