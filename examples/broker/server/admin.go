@@ -64,10 +64,16 @@ func (c *conn) describeProducers(req *kmsg.DescribeProducersRequest) (*kmsg.Desc
 	resp := kmsg.NewPtrDescribeProducersResponse()
 	var found []*partition
 	var bytes int64
+	answered := make(map[txn.Partition]bool) // each once, however often it was asked for
 	for _, t := range req.Topics {
 		topic := kmsg.NewDescribeProducersResponseTopic()
 		topic.Topic = t.Topic
 		for _, i := range t.Partitions {
+			asked := txn.Partition{Topic: t.Topic, Partition: i}
+			if answered[asked] {
+				continue
+			}
+			answered[asked] = true
 			answer := kmsg.NewDescribeProducersResponseTopicPartition()
 			answer.Partition = i
 			p, err := c.server.topics.partition(t.Topic, i)
@@ -132,10 +138,16 @@ func (s *Server) listTransactions(req *kmsg.ListTransactionsRequest) *kmsg.ListT
 	return resp
 }
 
-// describeTransactions describes the transactional ids that a request names.
+// describeTransactions describes the transactional ids that a request names, each
+// once, however often it is named.
 func (s *Server) describeTransactions(req *kmsg.DescribeTransactionsRequest) *kmsg.DescribeTransactionsResponse {
 	resp := kmsg.NewPtrDescribeTransactionsResponse()
+	answered := make(map[string]bool)
 	for _, id := range req.TransactionalIDs {
+		if answered[id] {
+			continue
+		}
+		answered[id] = true
 		state := kmsg.NewDescribeTransactionsResponseTransactionState()
 		state.TransactionalID = id
 		t, ok := s.coordinator.Describe(id)

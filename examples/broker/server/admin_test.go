@@ -148,3 +148,59 @@ func TestTransactionsAreListed(t *testing.T) {
 	}
 	wantCode(t, "an unknown id", got[2].ErrorCode, kerr.TransactionalIDNotFound)
 }
+
+// A small request cannot ask for a large answer by naming the same things again and
+// again.
+func TestAnswersNameThingsOnce(t *testing.T) {
+	c := start(t, server.Config{}).dial()
+	c.create("t")
+	s := c.newSession("x")
+	wantAnswer(t, "open", s.txnBatch(0, 1), answer{0, 0})
+	wantCode(t, "OffsetCommit", c.commitOffset("g", "t", 5, -1), nil)
+
+	const often = 1000
+	zeros := make([]int32, often)
+	producers := kmsg.NewPtrDescribeProducersRequest()
+	producers.Topics = []kmsg.DescribeProducersRequestTopic{{Topic: "t", Partitions: append(zeros, 1)}, {Topic: "t", Partitions: zeros}}
+	found := ask[*kmsg.DescribeProducersResponse](c, producers).Topics
+	if len(found) != 2 || len(found[0].Partitions) != 2 || len(found[1].Partitions) != 0 {
+		t.Fatalf("DescribeProducers: %+v", found)
+	}
+	if a, b := found[0].Partitions[0], found[0].Partitions[1]; len(a.ActiveProducers) != 1 || b.Partition != 1 || len(b.ActiveProducers) != 0 {
+		t.Errorf("DescribeProducers: %+v, %+v", a, b)
+	}
+
+	transactions := kmsg.NewPtrDescribeTransactionsRequest()
+	for range often {
+		transactions.TransactionalIDs = append(transactions.TransactionalIDs, "x", "nobody")
+	}
+	if got := ask[*kmsg.DescribeTransactionsResponse](c, transactions).TransactionStates; len(got) != 2 || got[0].State != "Ongoing" {
+		t.Errorf("DescribeTransactions: %+v", got)
+	}
+
+	for _, version := range []int16{7, 8} {
+		offsets := kmsg.NewPtrOffsetFetchRequest()
+		offsets.Version, offsets.Group = version, "g"
+		offsets.Topics = []kmsg.OffsetFetchRequestTopic{{Topic: "t", Partitions: zeros}, {Topic: "t", Partitions: zeros}}
+		g := kmsg.NewOffsetFetchRequestGroup()
+		g.Group, g.Topics = "g", []kmsg.OffsetFetchRequestGroupTopic{{Topic: "t", Partitions: zeros}}
+		offsets.Groups = []kmsg.OffsetFetchRequestGroup{g, g}
+		resp := ask[*kmsg.OffsetFetchResponse](c, offsets)
+		n, committed := 0, int64(-1)
+		for _, topic := range resp.Topics {
+			for _, p := range topic.Partitions {
+				n, committed = n+1, p.Offset
+			}
+		}
+		for _, g := range resp.Groups {
+			for _, topic := range g.Topics {
+				for _, p := range topic.Partitions {
+					n, committed = n+1, p.Offset
+				}
+			}
+		}
+		if n != 1 || committed != 5 {
+			t.Errorf("OffsetFetch %d: %d answers, offset %d; want one, 5", version, n, committed)
+		}
+	}
+}

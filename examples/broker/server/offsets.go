@@ -129,7 +129,8 @@ func (s *Server) offsetCommit(req *kmsg.OffsetCommitRequest) *kmsg.OffsetCommitR
 }
 
 // offsetFetch answers for one group, or from version 8 on for several. The first
-// form is answered as the second with one group.
+// form is answered as the second with one group. Each group is answered once, and
+// each partition of it, however often they are named.
 func (s *Server) offsetFetch(req *kmsg.OffsetFetchRequest) *kmsg.OffsetFetchResponse {
 	groups := req.Groups
 	if req.Version < manyGroupsOffsetFetch {
@@ -146,7 +147,12 @@ func (s *Server) offsetFetch(req *kmsg.OffsetFetchRequest) *kmsg.OffsetFetchResp
 		groups = []kmsg.OffsetFetchRequestGroup{g}
 	}
 	resp := kmsg.NewPtrOffsetFetchResponse()
+	answered := make(map[string]bool)
 	for _, g := range groups {
+		if answered[g.Group] {
+			continue
+		}
+		answered[g.Group] = true
 		resp.Groups = append(resp.Groups, s.fetchOffsets(g, req.RequireStable))
 	}
 	if req.Version >= manyGroupsOffsetFetch {
@@ -174,9 +180,13 @@ func (s *Server) fetchOffsets(g kmsg.OffsetFetchRequestGroup, stable bool) kmsg.
 	if g.Topics != nil {
 		partitions = []txn.Partition{}
 	}
+	answered := make(map[txn.Partition]bool)
 	for _, t := range g.Topics {
 		for _, i := range t.Partitions {
-			partitions = append(partitions, txn.Partition{Topic: t.Topic, Partition: i})
+			if asked := (txn.Partition{Topic: t.Topic, Partition: i}); !answered[asked] {
+				answered[asked] = true
+				partitions = append(partitions, asked)
+			}
 		}
 	}
 	resp := kmsg.NewOffsetFetchResponseGroup()
