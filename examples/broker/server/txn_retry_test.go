@@ -146,7 +146,7 @@ func TestRetriesAtTheEdgesOfEpochs(t *testing.T) {
 							t.Errorf("EndTxn answered %+v, and again %+v", first, again)
 						}
 						follows("EndTxn", first.ProducerID, first.ProducerEpoch)
-						return
+						s.producer, s.epoch = first.ProducerID, first.ProducerEpoch
 					}
 
 					// InitProducerId, with the producer that the client has been.
@@ -161,7 +161,13 @@ func TestRetriesAtTheEdgesOfEpochs(t *testing.T) {
 					if repeated.ProducerID != initial.ProducerID || repeated.ProducerEpoch != initial.ProducerEpoch {
 						t.Errorf("InitProducerId answered %+v, and again %+v", initial, repeated)
 					}
-					follows("InitProducerId", initial.ProducerID, initial.ProducerEpoch)
+					if version == 1 {
+						follows("InitProducerId", initial.ProducerID, initial.ProducerEpoch)
+					} else if rotated := s.epoch == lastOfClients; rotated != (initial.ProducerID != s.producer) ||
+						rotated != (initial.ProducerEpoch == 0) || !rotated && initial.ProducerEpoch != s.epoch+1 {
+						t.Errorf("InitProducerId: producer %d epoch %d after %d epoch %d",
+							initial.ProducerID, initial.ProducerEpoch, s.producer, s.epoch)
+					}
 					wantCode(t, "InitProducerId of a producer that never was",
 						s.initTransactional("x", s.producer+7, 3).ErrorCode, kerr.ProducerFenced)
 				})

@@ -171,3 +171,61 @@ func TestTransactionTimesOut(t *testing.T) {
 		t.Errorf("log end offset %d, want 2: a record and its marker", end)
 	}
 }
+
+// A transaction that is open when the broker stops, in good order or not, is open
+// when it starts again: its producer goes on and ends it, and if that has vanished it
+// is aborted after its time-out.
+func TestOpenTransactionOverARestart(t *testing.T) {
+	for _, version := range []int16{1, 2} {
+		for _, clean := range []bool{true, false} {
+			t.Run(fmt.Sprintf("version %d, clean %v", version, clean), func(t *testing.T) {
+				t.Parallel()
+				cfg := server.Config{Dir: t.TempDir(), TransactionVersion: version}
+				produceVersion, stageVersion, endVersion := int16(9), int16(4), int16(4)
+				if version == 2 {
+					produceVersion, stageVersion, endVersion = 12, 5, 5
+				}
+				b := start(t, cfg)
+				s := b.dial().newSession("x")
+				s.create("t")
+				gone := &session{client: b.dial(), id: "gone"}
+				init := kmsg.NewPtrInitProducerIDRequest()
+				init.Version, init.TransactionalID, init.TransactionTimeoutMillis = 4, &gone.id, 3000
+				init.ProducerID, init.ProducerEpoch = -1, -1
+				resp := ask[*kmsg.InitProducerIDResponse](gone.client, init)
+				wantCode(t, "InitProducerId", resp.ErrorCode, nil)
+				gone.producer, gone.epoch = resp.ProducerID, resp.ProducerEpoch
+				for _, s := range []*session{s, gone} {
+					wantCode(t, "AddPartitionsToTxn", s.addPartition(3), nil)
+					wantCode(t, "AddOffsetsToTxn", s.addOffsets(s.id), nil)
+					wantCode(t, "Produce", s.txnBatchAt(produceVersion, 0, 1).Code, nil)
+					wantCode(t, "TxnOffsetCommit", s.stage(stageVersion, s.id, "t", 7), nil)
+				}
+				if clean {
+					b.stop()
+				} else {
+					b.kill()
+				}
+				b = start(t, cfg)
+				s.client = b.dial()
+				if stable := s.latest(1); stable != 0 {
+					t.Errorf("last stable offset %d after the restart, want 0", stable)
+				}
+				if _, code := s.committed(7, "x", true); code != kerr.UnstableOffsetCommit.Code {
+					t.Errorf("a staged offset after the restart: code %d, want 88", code)
+				}
+				wantAnswer(t, "the batch again", s.txnBatchAt(produceVersion, 0, 1), stored(0))
+				wantCode(t, "Produce", s.txnBatchAt(produceVersion, 1, 1).Code, nil)
+				wantCode(t, "EndTxn", s.endTxn(endVersion, true).ErrorCode, nil)
+				if end := s.awaitStable(); end != 5 {
+					t.Errorf("log end offset %d, want 5: three records and two markers", end)
+				}
+				for group, want := range map[string]int64{"x": 7, "gone": -1} {
+					if offset, code := s.committed(7, group, true); offset != want || code != 0 {
+						t.Errorf("group %s: offset %d, code %d, want %d", group, offset, code, want)
+					}
+				}
+			})
+		}
+	}
+}
