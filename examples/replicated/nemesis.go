@@ -22,15 +22,19 @@ type nemesis struct {
 	rng     *rand.Rand
 	events  []event
 	tell    func(what string) // before each event
+	enough  func() bool       // whether what was to happen has, or nil
 }
 
-// run makes trouble, with a rest after each event, until the time is up and each
-// event has come up. It returns how often each did. It ends with a cluster that is
+// run makes trouble, with a rest after each event, until the time is up, each event
+// has come up, and it is enough. It returns how often each did. It ends with a cluster that is
 // whole.
 func (n *nemesis) run(ctx context.Context, least time.Duration) (map[string]int, error) {
 	happened := make(map[string]int)
 	begun := time.Now()
-	for next := 0; time.Since(begun) < least || next < len(n.events); next++ {
+	for next := 0; time.Since(begun) < least || next < len(n.events) || n.enough != nil && !n.enough(); next++ {
+		if ctx.Err() != nil {
+			break
+		}
 		if next%len(n.events) == 0 { // in another order each time
 			n.rng.Shuffle(len(n.events), func(i, j int) { n.events[i], n.events[j] = n.events[j], n.events[i] })
 		}
