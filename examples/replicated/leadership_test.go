@@ -265,16 +265,24 @@ func TestBadCommandsOnThreeNodes(t *testing.T) {
 		"no such partition": statemachine.Batch(5, segmenttest.Batch(7, 0, 0, "a")),
 		"a batch of 4 MiB":  statemachine.Batch(0, large),
 	} {
-		proposed := r.leader().running().Raft().Apply(command, time.Second)
-		err := proposed.Error()
-		if err == nil {
-			err = proposed.Response().(statemachine.Answer).Err
-		}
-		if err == nil {
-			t.Errorf("%s: applied", what)
+		for r.ctx.Err() == nil {
+			proposed := r.leader().running().Raft().Apply(command, time.Second)
+			if proposed.Error() != nil { // another leader, which is to judge it
+				continue
+			}
+			if proposed.Response().(statemachine.Answer).Err == nil {
+				t.Errorf("%s: applied", what)
+			}
+			break
 		}
 	}
-	r.expect(r.leader(), 0, 0)
+	code, offset := kerr.NotLeaderForPartition.Code, int64(-1)
+	for code == kerr.NotLeaderForPartition.Code {
+		code, offset = r.send(r.leader(), 0, 10*time.Second)
+	}
+	if code != 0 || offset != 0 {
+		t.Errorf("a batch is answered with code %d and offset %d", code, offset)
+	}
 	if err := r.cluster.settle(r.ctx); err != nil {
 		t.Fatal(err)
 	}
