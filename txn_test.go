@@ -36,6 +36,26 @@ func TestPlainBatchInTransaction(t *testing.T) {
 	`)
 }
 
+// TestCheckPlainBatchInTransaction: CheckBatch refuses it by itself. Commit judges again,
+// so a transcript of both cannot tell.
+func TestCheckPlainBatchInTransaction(t *testing.T) {
+	m := New(Config{})
+	b := Batch{ProducerID: 31, Count: 1, Transactional: true}
+	if err := m.CommitBatch(b, 0); err != nil {
+		t.Fatal(err)
+	}
+	b.BaseSequence, b.Transactional = 1, false
+	if res, err := m.CheckBatch(b); !errors.Is(err, ErrInvalidTxnState) {
+		t.Errorf("in a transaction: %v, %v, want ErrInvalidTxnState", res, err)
+	}
+	if err := m.CommitMarker(Marker{ProducerID: 31, Commit: true}, 1); err != nil {
+		t.Fatal(err)
+	}
+	if res, err := m.CheckBatch(b); err != nil || res.Verdict != Append {
+		t.Errorf("after it: %v, %v, want Append", res, err)
+	}
+}
+
 // TestPlainBatchBehindTransactionalInFlight: what is in flight counts as appended for
 // T1a, where the epoch is the same. An exact copy waits, whatever its bit.
 func TestPlainBatchBehindTransactionalInFlight(t *testing.T) {
@@ -139,10 +159,13 @@ func TestMarkerVersions(t *testing.T) {
 			batch pid=31 epoch=6 seq=0 n=1 txn -> OK base=3
 			marker pid=31 epoch=6 coord=0 commit v=V -> STALE_EPOCH
 			marker pid=31 epoch=8 coord=0 abort v=V -> OK base=4
-			batch pid=31 epoch=32767 seq=0 n=1 txn -> OK base=5
+			batch pid=31 epoch=32766 seq=0 n=1 txn -> OK base=5
 			marker pid=31 epoch=32766 coord=0 abort v=V -> STALE_EPOCH
 			marker pid=31 epoch=32767 coord=0 abort v=V -> OK base=6
-			aborted from=0 to=9 -> 31@3-4 31@5-6
+			batch pid=31 epoch=32767 seq=0 n=1 txn -> OK base=7
+			marker pid=31 epoch=32766 coord=0 abort v=V -> STALE_EPOCH
+			marker pid=31 epoch=32767 coord=0 abort v=V -> OK base=8
+			aborted from=0 to=9 -> 31@3-4 31@5-6 31@7-8
 		`, "v=V", "v="+v))
 	}
 }
