@@ -64,7 +64,7 @@ func (n *nemesis) last(ctx context.Context) {
 
 // leader returns the leader, for which it waits, and says what happens to it.
 func (n *nemesis) leader(ctx context.Context, what string) (*member, error) {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	m, err := n.cluster.awaitLeader(ctx)
 	if err == nil {

@@ -60,6 +60,7 @@ func newTrial(ctx context.Context, t *testing.T, mode statemachine.Deduplication
 	var err error
 	r.cluster, err = startCluster(ctx, node.Config{
 		Topic:             statemachine.TopicConfig{Partitions: nemesisPartitions, Deduplication: mode},
+		ElectionTimeout:   500 * time.Millisecond, // enough with the race detector on a busy machine
 		ExpireInterval:    200 * time.Millisecond,
 		SnapshotThreshold: 5000,
 		SnapshotInterval:  time.Second,
