@@ -58,7 +58,8 @@ func awaitDrop(nc net.Conn) {
 	}
 }
 
-// served demands that a client is served within a second, some times over.
+// served demands that a client is served soon, some times over. It takes less than
+// a second on a quiet machine, and took some ten without a minimum pace.
 func served(t *testing.T, what string, serve func()) {
 	t.Helper()
 	var took []time.Duration
@@ -71,8 +72,8 @@ func served(t *testing.T, what string, serve func()) {
 	slices.Sort(took)
 	t.Logf("%s: %v to %v", what, took[0], took[len(took)-1])
 	// The machine may have been busy for a moment, but not most of the time.
-	if median := took[len(took)/2]; median > time.Second {
-		t.Errorf("%s: took %v, want at most a second", what, median)
+	if median := took[len(took)/2]; median > 4*time.Second {
+		t.Errorf("%s: took %v", what, median)
 	}
 }
 
