@@ -363,6 +363,32 @@ func TestLastStableOffsetAdvances(t *testing.T) {
 	`)
 }
 
+// TestLastStableOffsetBelow: a high watermark below 0 is a call at 0, and one that falls
+// does not lower the offset at which a transaction may open.
+func TestLastStableOffsetBelow(t *testing.T) {
+	m := New(Config{})
+	if got := m.LastStableOffset(-5); got != 0 {
+		t.Errorf("at -5 it is %d, want 0", got)
+	}
+	b := Batch{ProducerID: 31, Count: 1, Transactional: true}
+	if err := errors.Join(m.CommitBatch(b, 0), m.CommitMarker(Marker{ProducerID: 31}, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if got := m.LastStableOffset(1); got != 0 {
+		t.Errorf("before the marker has been replicated it is %d, want 0", got)
+	}
+	if got := m.LastStableOffset(5); got != 5 {
+		t.Errorf("at 5 it is %d, want 5", got)
+	}
+	if got := m.LastStableOffset(1); got != 1 {
+		t.Errorf("back at 1 it is %d, want 1", got)
+	}
+	b.BaseSequence = 1
+	if err := m.CommitBatch(b, 4); !errors.Is(err, ErrOffsetOrder) {
+		t.Errorf("a transaction that opens below 5: %v, want ErrOffsetOrder", err)
+	}
+}
+
 // TestLastStableOffsetInFlight: a transactional batch in flight holds it back from where
 // it can lie; others do not. So the batch cannot lie below that.
 func TestLastStableOffsetInFlight(t *testing.T) {
