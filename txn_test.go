@@ -620,6 +620,32 @@ func TestSurvivesRestore(t *testing.T) {
 	`)
 }
 
+// TestRestoreKeepsLogStart: a restore keeps the higher log start, and transactions may
+// open again from the end of the snapshot on.
+func TestRestoreKeepsLogStart(t *testing.T) {
+	m := New(Config{})
+	b := Batch{ProducerID: 31, Count: 1, Transactional: true}
+	if err := errors.Join(m.CommitBatch(b, 0), m.CommitMarker(Marker{ProducerID: 31}, 1)); err != nil {
+		t.Fatal(err)
+	}
+	var snapshot bytes.Buffer
+	if _, err := m.Snapshot().WriteTo(&snapshot); err != nil {
+		t.Fatal(err)
+	}
+	m.LastStableOffset(10)
+	m.AdvanceStart(1)
+	if err := m.Restore(&snapshot); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := m.AbortedTransactions(0, 2); !errors.Is(err, ErrAbortedUnknown) {
+		t.Errorf("below the log start: %v, %v, want ErrAbortedUnknown", got, err)
+	}
+	b.BaseSequence = 1
+	if err := m.CommitBatch(b, 2); err != nil {
+		t.Errorf("a transaction that opens at the end of the snapshot: %v", err)
+	}
+}
+
 // TestSurvivesReplayFromSnapshot: the log behind a snapshot goes on where it ends, and
 // from below its end it changes nothing.
 func TestSurvivesReplayFromSnapshot(t *testing.T) {
