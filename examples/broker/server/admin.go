@@ -15,12 +15,16 @@ import (
 	"github.com/idempotence-go/idempotence/examples/broker/txn"
 )
 
-// adminTimeout is how long a marker waits for what its producer has in flight.
+// adminTimeout is how long the markers of a request may take to be judged, most of
+// all because they wait for what their producers have in flight.
 const adminTimeout = 10 * time.Second
 
 // writeTxnMarkers puts the markers of an administrator into the log, one after the
 // other. They are judged like those of the coordinator, which does not hear of
 // them: one that it still wants written is written too, and changes nothing.
+//
+// Each marker takes a sync, and a request has room for very many. No more are begun
+// once the time is up or the broker stops.
 func (s *Server) writeTxnMarkers(req *kmsg.WriteTxnMarkersRequest) *kmsg.WriteTxnMarkersResponse {
 	ctx, cancel := context.WithTimeout(s.closing, adminTimeout)
 	defer cancel()
@@ -42,7 +46,11 @@ func (s *Server) writeTxnMarkers(req *kmsg.WriteTxnMarkersRequest) *kmsg.WriteTx
 				answer := kmsg.NewWriteTxnMarkersResponseMarkerTopicPartition()
 				answer.Partition = i
 				p, err := s.topics.partition(t.Topic, i)
-				if err == nil {
+				switch {
+				case err != nil:
+				case ctx.Err() != nil:
+					err = kerr.RequestTimedOut
+				default:
 					err = p.writeMarker(ctx, marker)
 				}
 				answer.ErrorCode = errorCode(err)

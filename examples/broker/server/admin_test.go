@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -202,5 +203,39 @@ func TestAnswersNameThingsOnce(t *testing.T) {
 		if n != 1 || committed != 5 {
 			t.Errorf("OffsetFetch %d: %d answers, offset %d; want one, 5", version, n, committed)
 		}
+	}
+}
+
+// A request for very many markers does not hold up the end of the broker. Those
+// that were not begun are refused, and not in the log.
+func TestManyMarkersAndShutdown(t *testing.T) {
+	const markers = 15_000
+	b := start(t, server.Config{})
+	c := b.dial()
+	c.create("t")
+	req := kmsg.NewPtrWriteTxnMarkersRequest()
+	req.Version = 1
+	m := kmsg.NewWriteTxnMarkersRequestMarker()
+	m.ProducerID, m.Topics = 7, []kmsg.WriteTxnMarkersRequestMarkerTopic{{Topic: "t", Partitions: make([]int32, markers)}}
+	req.Markers = []kmsg.WriteTxnMarkersRequestMarker{m}
+	c.send(req)
+	other := b.dial()
+	for deadline := time.Now().Add(patience); other.end() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("no marker is in the log")
+		}
+	}
+	b.stop()
+	resp, err := c.receive(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	codes := make(map[int16]int)
+	for _, p := range resp.(*kmsg.WriteTxnMarkersResponse).Markers[0].Topics[0].Partitions {
+		codes[p.ErrorCode]++
+	}
+	written, refused := codes[0], codes[kerr.RequestTimedOut.Code]
+	if written == 0 || refused == 0 || written+refused != markers {
+		t.Errorf("markers by error code: %v, want some written and the others timed out", codes)
 	}
 }
