@@ -65,8 +65,8 @@ type ReplayResult struct {
 // sequence follows, since compaction leaves gaps. Batches must come in the order
 // of the log.
 //
-// A batch at or below the newest offset remembered of its producer, or of an older
-// epoch, is skipped. So a replay may overlap a snapshot, though it brings back a
+// A batch that begins at or below the last offset remembered of its producer, or has
+// an older epoch, is skipped. So a replay may overlap a snapshot, though it brings back a
 // forgotten producer if it meets a batch of it. An older epoch that an earlier fault
 // has left in the log does no harm. (Kafka's ProducerStateManager adopts such an
 // epoch. Keeping the newer one is safer.)
@@ -120,7 +120,7 @@ func (b *Batch) replayable() bool {
 // manager.
 func (s *state) replay(b *Batch, baseOffset int64, isNew bool) {
 	p := s.table.find(b.ProducerID)
-	if p != nil && (b.Epoch < p.epoch || baseOffset <= p.newestOffset()) {
+	if p != nil && (b.Epoch < p.epoch || baseOffset < p.newestEnd()) {
 		s.replayStale(b, baseOffset, isNew)
 		return
 	}

@@ -467,3 +467,32 @@ func BenchmarkReplay(b *testing.B) {
 		b.ReportMetric(replay.Seconds()/commit.Seconds(), "x-of-commit")
 	})
 }
+
+// A batch that begins inside the newest batch of its producer cannot be in the log too.
+// Remembered, it would let an older batch reach past the end that Truncate leaves, and
+// the snapshot would not restore.
+func TestReplayInsideNewestBatch(t *testing.T) {
+	m := New(Config{UnknownProducer: AcceptAny})
+	for _, step := range []struct {
+		b    Batch
+		base int64
+	}{
+		{Batch{ProducerID: 31, BaseSequence: 0, Count: 10}, 1},
+		{Batch{ProducerID: 31, BaseSequence: 10, Count: 2}, 4},
+	} {
+		if err := m.Replay(step.b, step.base); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if p, _ := m.Producer(31); len(p.Window) != 1 || p.Window[0].BaseOffset != 1 {
+		t.Errorf("the window is %+v, want the batch at 1", p.Window)
+	}
+	m.Truncate(8)
+	var buf bytes.Buffer
+	if _, err := m.Snapshot().WriteTo(&buf); err != nil {
+		t.Fatal(err)
+	}
+	if err := New(Config{}).Restore(&buf); err != nil {
+		t.Errorf("Restore of the snapshot: %v", err)
+	}
+}
