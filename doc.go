@@ -139,7 +139,7 @@ Config.UnknownProducer says which mistake to risk.
     @platformatic/kafka 1.x, or if you do not know them.
   - [StartAtZeroOnNewLog], as Kafka from 4.5: AcceptAny, except that on a log that has
     never held a record a producer must start at 0. There, a second batch that overtakes
-    the first does not pass for it.
+    the first is refused.
 
 None of them recognises a retry of what was stored before the producer was forgotten.
 

@@ -29,8 +29,8 @@ const (
 	kafkaSnapshotSuffix = ".snapshot"
 )
 
-// inspect prints what is remembered at each of the paths. An error is of those
-// that could not be read; all others are printed.
+// inspect prints what is remembered at each of the paths. The error joins those of
+// the paths that could not be read; the others are printed.
 func inspect(out io.Writer, paths []string) error {
 	var errs []error
 	for _, path := range paths {

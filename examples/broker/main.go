@@ -6,7 +6,7 @@
 // shows the library at work: idempotent producers, a network that cuts
 // connections at the worst moment, and a count of what is in the log at the end,
 // with deduplication and without. Then the same with transactions and without. It
-// also shows what several requests in flight are worth.
+// also measures the throughput with one and with several requests in flight.
 //
 //	go run ./examples/broker -listen 127.0.0.1:9092 -data DIR
 //
@@ -56,10 +56,10 @@ func main() {
 		MaxRequestBytes: 8 << 20,
 		RequestMemory:   64 << 20,
 	}
-	listen := flag.String("listen", "", "serve on this `address` instead of showing the demo")
+	listen := flag.String("listen", "", "serve on this `address` instead of showing the demo; goes with -data")
 	httpAddr := flag.String("http", "", "`address` of a page that shows what the broker does, such as 127.0.0.1:8080; on loopback if it has no host")
 	verbose := flag.Bool("v", false, "print each verdict")
-	flag.StringVar(&cfg.Dir, "data", "", "`directory` for topics and transactions, with -listen")
+	flag.StringVar(&cfg.Dir, "data", "", "`directory` for topics and transactions; goes with -listen")
 	flag.StringVar(&cfg.Advertise, "advertise", "", "`host:port` told to clients, if they cannot use the one they connected to")
 	flag.Func("partitions", "`number` of partitions of a topic created on first use (default 3)", func(text string) error {
 		n, err := strconv.ParseInt(text, 10, 32)
@@ -115,6 +115,8 @@ func run(ctx context.Context, listen, httpAddr string, cfg server.Config, args [
 	switch {
 	case len(args) > 1 && args[0] == "inspect":
 		return inspect(os.Stdout, args[1:])
+	case len(args) == 1 && args[0] == "inspect":
+		return errors.New("inspect needs a path")
 	case len(args) > 0:
 		return fmt.Errorf("unexpected argument %q", args[0])
 	case (listen == "") != (cfg.Dir == ""):
