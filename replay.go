@@ -140,14 +140,11 @@ func (s *state) replay(b *Batch, baseOffset int64, isNew bool) {
 }
 
 // skipped notes for Truncate that the window of p skips a batch at baseOffset. If p was
-// forgotten after the batch, and has come back since, the batch would bring it back in
-// a log that ended before the oldest one that p has now.
+// forgotten after the batch, and has come back since, a shorter log would let the batch
+// bring it back.
 func (s *state) skipped(p *producer, baseOffset int64) {
-	if p.window.count == 0 || baseOffset >= s.lastForgetEnd {
-		return
-	}
-	if oldest := p.window.oldest(); baseOffset < oldest.baseOffset {
-		s.lastForgetEnd = max(s.lastForgetEnd, oldest.end())
+	if baseOffset < s.lastForgetEnd && p.window.count > 0 && baseOffset < p.window.oldest().baseOffset {
+		s.lastForgetEnd = max(s.lastForgetEnd, p.newestEnd())
 	}
 }
 
