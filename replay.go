@@ -121,7 +121,6 @@ func (b *Batch) replayable() bool {
 func (s *state) replay(b *Batch, baseOffset int64, isNew bool) {
 	p := s.table.find(b.ProducerID)
 	if p != nil && (b.Epoch < p.epoch || baseOffset < p.newestEnd()) {
-		s.skipped(p, baseOffset)
 		s.replayStale(b, baseOffset, isNew)
 		return
 	}
@@ -137,15 +136,6 @@ func (s *state) replay(b *Batch, baseOffset int64, isNew bool) {
 		s.openTxn(p, baseOffset)
 	}
 	s.touch(p, row)
-}
-
-// skipped notes for Truncate that the window of p skips a batch at baseOffset. If p was
-// forgotten after the batch, and has come back since, a shorter log would let the batch
-// bring it back.
-func (s *state) skipped(p *producer, baseOffset int64) {
-	if baseOffset < s.lastForgetEnd && p.window.count > 0 && baseOffset < p.window.oldest().baseOffset {
-		s.lastForgetEnd = max(s.lastForgetEnd, p.newestEnd())
-	}
 }
 
 // replayStale applies a batch that the window skips. If it may be new to the manager,

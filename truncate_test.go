@@ -564,29 +564,3 @@ func TestSnapshotPastWhichTruncateIsInexact(t *testing.T) {
 		})
 	}
 }
-
-// TestTruncateAfterSkippedRevival: a producer was forgotten and has come back with a
-// new batch. A replay that overlaps skips its old batch, which would bring it back if
-// the log ended before the new one.
-func TestTruncateAfterSkippedRevival(t *testing.T) {
-	m := New(Config{})
-	if err := m.Commit(31, 0, 0, 1, 0); err != nil {
-		t.Fatal(err)
-	}
-	m.Expire(time.Unix(0, 0))
-	m.Expire(time.Unix(0, 0).Add(DefaultExpiration))
-	if m.Len() != 0 {
-		t.Fatal("the producer is not forgotten")
-	}
-	if err := m.Commit(31, 0, 0, 1, 1); err != nil {
-		t.Fatal(err)
-	}
-	for offset := range int64(2) {
-		if err := m.Replay(Batch{ProducerID: 31, Count: 1}, offset); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if exact := m.Truncate(1); exact {
-		t.Error("Truncate(1) is called exact; a manager whose log had ended at 1 would know producer 31")
-	}
-}

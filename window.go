@@ -82,11 +82,6 @@ func ringSlot(start, i uint8) uint8 {
 
 func (w *window) slot(i uint8) uint8 { return ringSlot(w.start, i) }
 
-// oldest returns the oldest batch. It requires count > 0.
-func (w *window) oldest() *entry {
-	return &w.ring[w.slot(0)]
-}
-
 // newest returns the newest batch. It requires count > 0.
 func (w *window) newest() *entry {
 	return &w.ring[w.slot(w.count-1)]
