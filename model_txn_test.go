@@ -92,6 +92,20 @@ func (m *txnModel) copy() *txnModel {
 	return c
 }
 
+// toldAgain reports whether something of a producer was replayed that was known before
+// the producer was last forgotten. Truncate does not notice if the window skipped it.
+func (m *txnModel) toldAgain() bool {
+	forgot := map[int64]bool{}
+	for _, e := range m.told {
+		if e.forgot {
+			forgot[e.pid()] = true
+		} else if e.again && forgot[e.pid()] {
+			return true
+		}
+	}
+	return false
+}
+
 // txnProducer is what is remembered of one producer.
 type txnProducer struct {
 	known       bool

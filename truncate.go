@@ -55,6 +55,10 @@ const (
 // Truncate is exact until a restore, Reset, or a Truncate to 0. Nor is it while
 // batches that were abandoned in flight may be in the log below to; see ReplayedTo.
 //
+// It is called exact by mistake in one case: a replay that overlaps has skipped a batch
+// or marker from before its producer was forgotten, since the producer had come back,
+// and all that it had since is cut off. The producer is unknown then, as after Expire.
+//
 // A state that is not exact is safe: no batch that was cut off is a duplicate. But it
 // may refuse what a rebuild would accept, and accept the first batch of a producer
 // again whose window is gone. Call Reset, restore the newest snapshot at or

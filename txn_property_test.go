@@ -632,6 +632,9 @@ func (w *txnWorld) truncate() {
 	switch {
 	case exact && to > 0 && (marker || unknown):
 		w.fail("the truncation is called exact: marker cut off %t, something unknown in the log %t", marker, unknown)
+	case exact && to > 0 && w.model.toldAgain():
+		w.m.Reset()
+		w.rebuild(w.m)
 	case exact:
 		w.model.cut(to)
 		if to == 0 {
