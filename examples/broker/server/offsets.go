@@ -48,32 +48,47 @@ func offsetOf(topic string, partition int32, offset int64, leaderEpoch int32, me
 	return o
 }
 
+// commitOffsets commits the offsets whose partitions exist, and returns the code of
+// each offset.
+func (s *Server) commitOffsets(offsets []txn.Offset, commit func([]txn.Offset) error) []int16 {
+	codes := make([]int16, len(offsets))
+	var existing []txn.Offset
+	for i, o := range offsets {
+		if _, err := s.topics.partition(o.Partition.Topic, o.Partition.Partition); err != nil {
+			codes[i] = errorCode(err)
+		} else {
+			existing = append(existing, o)
+		}
+	}
+	code := errorCode(commit(existing))
+	for i := range codes {
+		if codes[i] == 0 {
+			codes[i] = code
+		}
+	}
+	return codes
+}
+
 // txnOffsetCommit stages the offsets of the partitions that exist.
 func (s *Server) txnOffsetCommit(req *kmsg.TxnOffsetCommitRequest) *kmsg.TxnOffsetCommitResponse {
-	resp := kmsg.NewPtrTxnOffsetCommitResponse()
 	var offsets []txn.Offset
+	for _, t := range req.Topics {
+		for _, p := range t.Partitions {
+			offsets = append(offsets, offsetOf(t.Topic, p.Partition, p.Offset, p.LeaderEpoch, p.Metadata))
+		}
+	}
+	codes := s.commitOffsets(offsets, func(existing []txn.Offset) error { return s.stageOffsets(req, existing) })
+	resp := kmsg.NewPtrTxnOffsetCommitResponse()
 	for _, t := range req.Topics {
 		topic := kmsg.NewTxnOffsetCommitResponseTopic()
 		topic.Topic = t.Topic
 		for _, p := range t.Partitions {
 			answer := kmsg.NewTxnOffsetCommitResponseTopicPartition()
-			answer.Partition = p.Partition
-			if _, err := s.topics.partition(t.Topic, p.Partition); err != nil {
-				answer.ErrorCode = errorCode(err)
-			} else {
-				offsets = append(offsets, offsetOf(t.Topic, p.Partition, p.Offset, p.LeaderEpoch, p.Metadata))
-			}
+			answer.Partition, answer.ErrorCode = p.Partition, codes[0]
+			codes = codes[1:]
 			topic.Partitions = append(topic.Partitions, answer)
 		}
 		resp.Topics = append(resp.Topics, topic)
-	}
-	code := errorCode(s.stageOffsets(req, offsets))
-	for _, t := range resp.Topics {
-		for i := range t.Partitions {
-			if p := &t.Partitions[i]; p.ErrorCode == 0 {
-				p.ErrorCode = code
-			}
-		}
 	}
 	return resp
 }
@@ -96,34 +111,29 @@ func (s *Server) stageOffsets(req *kmsg.TxnOffsetCommitRequest, offsets []txn.Of
 
 // offsetCommit commits the offsets of the partitions that exist.
 func (s *Server) offsetCommit(req *kmsg.OffsetCommitRequest) *kmsg.OffsetCommitResponse {
-	resp := kmsg.NewPtrOffsetCommitResponse()
 	var offsets []txn.Offset
+	for _, t := range req.Topics {
+		for _, p := range t.Partitions {
+			offsets = append(offsets, offsetOf(t.Topic, p.Partition, p.Offset, p.LeaderEpoch, p.Metadata))
+		}
+	}
+	codes := s.commitOffsets(offsets, func(existing []txn.Offset) error {
+		if err := checkMembership(req.Generation, req.MemberID); err != nil {
+			return err
+		}
+		return s.coordinator.OffsetCommit(req.Group, existing)
+	})
+	resp := kmsg.NewPtrOffsetCommitResponse()
 	for _, t := range req.Topics {
 		topic := kmsg.NewOffsetCommitResponseTopic()
 		topic.Topic = t.Topic
 		for _, p := range t.Partitions {
 			answer := kmsg.NewOffsetCommitResponseTopicPartition()
-			answer.Partition = p.Partition
-			if _, err := s.topics.partition(t.Topic, p.Partition); err != nil {
-				answer.ErrorCode = errorCode(err)
-			} else {
-				offsets = append(offsets, offsetOf(t.Topic, p.Partition, p.Offset, p.LeaderEpoch, p.Metadata))
-			}
+			answer.Partition, answer.ErrorCode = p.Partition, codes[0]
+			codes = codes[1:]
 			topic.Partitions = append(topic.Partitions, answer)
 		}
 		resp.Topics = append(resp.Topics, topic)
-	}
-	err := checkMembership(req.Generation, req.MemberID)
-	if err == nil {
-		err = s.coordinator.OffsetCommit(req.Group, offsets)
-	}
-	code := errorCode(err)
-	for _, t := range resp.Topics {
-		for i := range t.Partitions {
-			if p := &t.Partitions[i]; p.ErrorCode == 0 {
-				p.ErrorCode = code
-			}
-		}
 	}
 	return resp
 }
